@@ -1,4 +1,4 @@
-"""A bundle as one file: the same bytes wherever it is packed, and nothing unpacked that could leave its folder."""
+"""Tests a bundle as one file: its bytes are the same on every machine, and nothing is unpacked outside its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: the error is another formula's too, cases add up, and background that is certain hides nothing."""
+"""Tests calibration errors: another formula agrees, cases add up, and certain background hides no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves of trainings are written where they are asked for, with optional packages, and hold only what may be there."""
+"""Tests curves of trainings: written where requested, with optional packages, and only of allowed values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="
 
 
 class Kept:
-    """Points in the order in which they came."""
+    """Keeps points in the order of arrival."""
 
     def __init__(self) -> None:
         self.points: list[tuple[str, float, int]] = []
@@ -53,7 +53,7 @@ class Kept:
 
 
 def told(path: Path) -> EventLog:
-    """A log of a run with two passes, a few losses and three scores."""
+    """Return a log of a run with two passes, a few losses and three scores."""
     events = EventLog(path, study=make_study().id)
     events.emit("stage-started", stage="student", total=40)
     events.emit("student-step", step=20, total=40, loss=0.9)
@@ -191,7 +191,7 @@ def test_events_logged_before_a_training_are_in_none_of_its_curves(
 
 @pytest.fixture
 def nobody_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any connection but to this machine's own sockets of the test fails it."""
+    """Fail the test at any network connection."""
 
     def refused(self: socket.socket, address: object) -> None:
         raise AssertionError(f"a connection to {address}")

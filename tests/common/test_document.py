@@ -1,4 +1,4 @@
-"""A document is read from exactly the form it is written in, and from nothing else."""
+"""Tests that a document is read only in exactly the form in which it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flower's insides that are used: each is where the table says, has what is used of it, and is used."""
+"""Tests Flower's internals that are used: each is where the table says, and has the members that are used."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SAMPLES = {"text": "some-text", "integer": 3, "number": 1.25, "flag": True, "lis
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Kind → field → type, as the table of the page says."""
+    """Return kind → field → type, as the table of the page states."""
     kinds = {}
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         row = re.fullmatch(r"\| `([a-z-]+)` \| (`.*?) \| .+ \|", line)

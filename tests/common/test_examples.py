@@ -1,4 +1,4 @@
-"""Every example in a docstring of ``common`` runs; those of public names run in ``tests/consilium/test_api.py``."""
+"""Runs every example in a docstring of ``common``; ``tests/consilium/test_api.py`` runs those of public names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is kept or sent names its format; one that this version does not know is refused, with what to do."""
+"""Tests that everything stored or sent names its format; unknown formats are refused with a remedy."""
 
 import json
 import re
@@ -66,7 +66,7 @@ READERS: dict[str, Callable[[Path, int], object]] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_newer_format_is_refused_and_the_remedy_is_to_upgrade(name: str, tmp_path: Path) -> None:
-    """The cause, the version found, the version that runs, and what to do."""
+    """The error states the cause, the found version, the running version and the remedy."""
     said = f"{name} schema of a newer .*: got 99; allowed: ., .*{re.escape(__version__)}.*; to fix: upgrade .*here"
     with pytest.raises(ConsiliumError, match=said):
         READERS[name](tmp_path, 99)
@@ -81,7 +81,9 @@ def test_an_older_format_is_to_be_written_anew_and_no_format_is_none_of_ours() -
 
 
 def test_a_study_is_the_same_study_under_every_version() -> None:
-    """Consents, charges and receipts name a study by this hash, so a running study ends where it changes.
+    """Consents, charges and receipts name a study by this hash, so a running study would end if the hash changed. A
+    field that a later version adds to the consented terms must stay out of ``Study.to_json`` at its default, or needs a
+    new ``STUDY_SCHEMA``.
 
     A field that a later version adds to what a site consents to must stay out of ``Study.to_json`` where it has its
     default, or be a new ``STUDY_SCHEMA``.

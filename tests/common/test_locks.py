@@ -27,7 +27,7 @@ def test_a_lock_has_one_holder_and_is_free_once_that_one_closes_it(tmp_path: Pat
 
 @pytest.mark.slow
 def test_taking_a_lock_waits_until_a_slow_check_of_the_lock_has_ended(tmp_path: Path) -> None:
-    """On a busy machine a process may lose its processor in the middle of a look."""
+    """On a busy machine a process may be interrupted in the middle of its check."""
     with (tmp_path / "lock").open("a") as looks, (tmp_path / "lock").open("a") as stream:
         fcntl.flock(looks, fcntl.LOCK_SH)
         timer = threading.Timer(0.5, fcntl.flock, (looks, fcntl.LOCK_UN))

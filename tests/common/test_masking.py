@@ -1,4 +1,4 @@
-"""Masks are what their definition says, and new for every draw, query, roster, pair and acceptance of a draw."""
+"""Tests that masks follow their definition, and are new for every draw, query, roster, pair and acceptance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def roster_of(privates: dict[str, X25519PrivateKey], draw: DrawId = DRAW) -> Mas
 
 
 def test_the_oracle_s_primitives_give_the_standards_own_vectors() -> None:
-    """RFC 7748, section 5.2; RFC 8439, section 2.3.2's key with block and nonce 0 by A.1; RFC 5869, A.3."""
+    """The vectors are RFC 7748, section 5.2; RFC 8439, section 2.3.2's key with block and nonce 0 by A.1; RFC 5869,
+    A.3.
+    """
     scalar = bytes.fromhex("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
     u = bytes.fromhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
     assert oracle.x25519(scalar, u).hex() == "c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552"

@@ -1,4 +1,4 @@
-"""One rule for what a gain is: proven, not proven or worse, by Student's interval of the paired differences."""
+"""Tests the one rule for gains: proven, not proven or worse, by Student's interval of the paired differences."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
 
 
 def test_the_best_control_is_chosen_by_the_cases_that_measure_the_gain() -> None:
-    """Was chosen by the mean over structures: a gain was proven although another control was better in every case."""
+    """Formerly the mean over structures chose it: a gain was proven although another control was better in
+    every case.
+    """
     student = Score((), 0.6, (0.60, 0.61, 0.62, 0.63))
     controls = {
         "zero_code": Score((), 0.65, (0.30, 0.31, 0.32, 0.33)),

@@ -1,4 +1,4 @@
-"""Dice and HD95 against independent computations: set counting and scipy's distance transform."""
+"""Tests Dice and HD95 against independent computations: set counting and scipy's distance transform."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_structure_missed_or_invented_scores_zero() -> None:
 
 
 def surface_distances(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:
-    """Distances from a's surface voxels to b's, written from the definition."""
+    """Return distances from a's surface voxels to b's, written from the definition."""
     surface_a = a & ~ndimage.binary_erosion(a)
     surface_b = b & ~ndimage.binary_erosion(b)
     return np.asarray(ndimage.distance_transform_edt(~surface_b, sampling=spacing)[surface_a])
@@ -83,7 +83,7 @@ def test_maps_of_different_shape_or_unknown_values_are_refused() -> None:
 
 
 def by_brute_force(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...]) -> float:
-    """HD95 from every pair of surface voxels: no erosion, no distance transform. Beyond the array lies background."""
+    """Return HD95 from every pair of surface voxels, without erosion or distance transform; outside lies background."""
 
     def surface(mask: np.ndarray) -> np.ndarray:
         inside = {tuple(voxel) for voxel in np.argwhere(mask)}
@@ -180,7 +180,7 @@ def test_regions_that_leave_a_structure_out_or_name_none_are_refused(regions: tu
 
 
 def test_lesion_by_lesion_a_missed_and_a_made_up_one_count_and_an_absent_structure_is_right() -> None:
-    """Four cubes of 64 voxels: one found whole, one missed, one made up, one found with a stray part beside it."""
+    """Of four cubes of 64 voxels, one is found, one missed, one made up, and one found with a stray part beside it."""
     truth, found = np.zeros((40, 40, 40), np.uint8), np.zeros((40, 40, 40), np.uint8)
     for where, in_truth, in_found in (((4, 4, 4), 1, 1), ((4, 4, 30), 1, 0), ((30, 4, 4), 0, 1), ((30, 30, 30), 1, 1)):
         box = tuple(slice(at, at + 4) for at in where)

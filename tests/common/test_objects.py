@@ -52,7 +52,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_the_error_of_a_full_disk_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A person must know which disk to free."""
+    """A person must know on which disk to free space."""
 
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -85,7 +85,7 @@ def test_a_file_that_root_writes_belongs_to_the_user_of_the_service(
 def test_root_does_not_give_a_file_away_in_a_folder_of_everybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In /tmp another user can lay a file where root writes next."""
+    """In /tmp another user can put a file where root writes next."""
     tmp_path.chmod(0o1777)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "fchown", lambda *_: pytest.fail("root gave the file away"))
@@ -94,7 +94,7 @@ def test_root_does_not_give_a_file_away_in_a_folder_of_everybody(
 
 @pytest.fixture
 def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system such as exFAT."""
+    """Make links fail, as on a file system such as exFAT."""
 
     def link(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -126,7 +126,7 @@ def test_without_hard_links_a_sealing_key_is_replaced_and_the_old_one_kept(tmp_p
 
 
 def test_no_more_is_read_of_a_file_that_another_hospital_made_than_its_kind_may_have(tmp_path: Path) -> None:
-    """A sparse file of a terabyte is a few bytes by mail."""
+    """A sparse file of a terabyte is only a few bytes in a mail."""
     with (tmp_path / "receipts.jsonl").open("wb") as file:
         file.truncate(1 << 40)
     tracemalloc.start()
@@ -142,7 +142,7 @@ def test_no_more_is_read_of_a_file_that_another_hospital_made_than_its_kind_may_
 
 
 def test_an_output_never_replaces_a_device_or_a_pipe(tmp_path: Path) -> None:
-    """Root once replaced /dev/null by an output file, for every program of the machine."""
+    """Formerly root replaced /dev/null by an output file, for every program of the machine."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/no-such-device")):
         with pytest.raises(InvalidInput, match="name a file"):
@@ -155,7 +155,7 @@ def test_an_output_never_replaces_a_device_or_a_pipe(tmp_path: Path) -> None:
 def test_a_file_is_written_where_the_file_system_cannot_flush_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fsync(2): EINVAL for what "does not support synchronization", such as folders of some network shares."""
+    """fsync(2) returns EINVAL for what "does not support synchronization", such as folders of some network shares."""
     flush = os.fsync
 
     def of_files_only(descriptor: int) -> None:

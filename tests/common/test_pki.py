@@ -1,4 +1,4 @@
-"""Certificates and node keys, judged by OpenSSL and ssh-keygen and by real TLS handshakes."""
+"""Tests certificates and node keys with OpenSSL, ssh-keygen and real TLS handshakes."""
 
 from __future__ import annotations
 
@@ -198,7 +198,9 @@ def test_a_key_others_may_read_is_refused(identity: ServerIdentity, tmp_path: Pa
 
 
 def test_a_node_key_may_be_read_by_the_group_its_folder_was_given_to_and_by_nobody_else(tmp_path: Path) -> None:
-    """As under systemd, where the worker and the node are two users: the folder's setgid bit says it is on purpose."""
+    """Under systemd worker and node are two users; the folder's setgid bit shows that the group was chosen on
+    purpose.
+    """
     keys = create_node_keys(tmp_path / "keys")
     keys.private.chmod(0o640)
     with pytest.raises(InvalidInput, match="others may read"):

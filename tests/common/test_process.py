@@ -1,4 +1,4 @@
-"""Whatever happens to the parent, no daemon and no helper of a daemon outlives it."""
+"""Tests that no daemon, and no helper of a daemon, outlives its parent, however the parent ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def stubborn(tmp_path: Path, name: str = "one") -> tuple[DaemonSpec, Path]:
 
 
 def living(pid: int) -> bool:
-    """The oracle: the kernel's own word, apart from the code under test."""
+    """Return whether the kernel lists the process as alive; this oracle does not use the tested code."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -319,7 +319,7 @@ def test_a_unix_socket_is_made_found_and_asked_in_a_folder_of_any_length(tmp_pat
 def test_a_daemon_reads_names_of_files_in_the_encoding_of_the_command_that_starts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A patient whose name has an umlaut would otherwise be another patient to the worker than to the training."""
+    """Otherwise a patient's name with an umlaut would mean different patients to the worker and to the training."""
     monkeypatch.setenv("PYTHONUTF8", "0")
     monkeypatch.setenv("LC_ALL", "C")
     monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")

@@ -1,4 +1,6 @@
-"""One spelling a key: what an adversary makes of an honest key by the curve's arithmetic is refused, or is a twin."""
+"""Tests that each key has one spelling: an adversary's variants of an honest key are refused, or are recognised as
+twins.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,13 @@ def with_top_bit(key: str) -> str:
 
 
 def not_canonical() -> list[str]:
-    """Every number from p to 2²⁵⁵ − 1, with either sign."""
+    """Return every number from p to 2²⁵⁵ − 1, with either sign."""
     numbers = [number | sign << 255 for number in range(curve.P, 2**255) for sign in (0, 1)]
     return [number.to_bytes(32, "little").hex() for number in numbers]
 
 
 def small_agreement_keys() -> list[str]:
-    """Points of small order on the curve and on its twist: u of the former, and −1, of order four on the twist."""
+    """Return the points of small order: u of those on the curve, and −1, of order four on the twist."""
     return [curve.agreement_hex(u) for u in {curve.montgomery(point) for point in curve.small_order()} | {curve.P - 1}]
 
 
@@ -58,7 +60,7 @@ def small_identity_keys() -> list[str]:
 
 
 def twins(key: str) -> list[str]:
-    """Other canonical keys with which everybody shares the same secret: the point plus one of small order."""
+    """Return the other canonical keys that share the same secret with everybody: the point plus one of small order."""
     point = curve.of_montgomery(int.from_bytes(bytes.fromhex(key), "little"))
     found = {curve.agreement_hex(curve.montgomery(curve.added(point, small))) for small in curve.small_order()}
     return sorted(found - {key})
@@ -129,7 +131,7 @@ def test_an_ed25519_key_has_one_spelling_wherever_it_enters(door: str) -> None:
 
 
 def test_a_key_of_small_order_in_a_file_is_refused(tmp_path: Path) -> None:
-    """Anybody can sign for it: R = S·B holds for the neutral element, whatever the message."""
+    """Anybody can sign for such a key: R = S·B holds for the neutral element and any message."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     neutral = Ed25519PublicKey.from_public_bytes((1).to_bytes(32, "little"))
@@ -141,7 +143,7 @@ def test_a_key_of_small_order_in_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_signature_has_one_form() -> None:
-    """S + L, and R in another spelling, hold for no key."""
+    """S + L, or R in another spelling, verifies under no key."""
     key = Ed25519PrivateKey.generate()
     signature = key.sign(b"said")
     key.public_key().verify(signature, b"said")
@@ -153,7 +155,7 @@ def test_a_signature_has_one_form() -> None:
 
 
 def test_keys_that_share_every_secret_are_one_key_on_a_roster() -> None:
-    """A twin by a point of small order is a canonical key: only the secret it shares shows whose it is."""
+    """A twin by a point of small order is a canonical key; only the shared secret shows whose it is."""
     (key, other) = agreement_keys(2)
     anybody = X25519PrivateKey.generate()
     secret = anybody.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))

@@ -1,4 +1,4 @@
-"""The sealing key changes in the middle of a study, and no code is lost: the old key opens until it is deleted."""
+"""Tests a change of the sealing key during a study: no code is lost, since the old key decrypts until it is deleted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN = CliRunner()
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
-    """A federation with its key files at the paths of a study."""
+    """Yield a federation with its key files at the paths of a study."""
     study = make_study(planned_queries=8, collection=CollectionConfig(batch_size=2))
     with Federation(tmp_path, study=study) as federation:
         (tmp_path / "keys").mkdir()
@@ -40,7 +40,7 @@ def fed(tmp_path: Path) -> Iterator[Federation]:
 
 
 def use_keys(fed: Federation) -> None:
-    """Restart core and workers: the keys on disk at the server, those in site.toml at the sites."""
+    """Restart core and workers: the server reads its keys from disk, the sites from site.toml."""
     fed.sealing_key = load_sealing_keys(fed.root / "keys/sealing.key")
     for site in fed.sites:
         worker = fed.workers[site.node_id]

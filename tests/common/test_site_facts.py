@@ -24,7 +24,7 @@ def patient_lines(stated: dict[str, object], release: Guarantee) -> tuple[str, .
 
 
 def report(**stated: object) -> dict[str, object]:
-    """A status report with as little as it may contain."""
+    """Return a status report with only its required fields."""
     spent = {name: {**SPENT, "accountant": name} for name in ("exact", "rdp", "paper")}
     cap = {"accountant": "exact", "epsilon": 24.0, "delta": 1e-5}
     counts = {"queries_accepted": 4, "receipted": 3, "refusals": 2}
@@ -43,7 +43,7 @@ def test_a_sites_trainings_and_the_smaller_of_the_two_are_printed_with_all_their
 
 
 def test_no_epsilon_of_trainings_is_stated_while_a_network_that_may_leave_may_be_missing() -> None:
-    """`site status` withheld it, and `site status --json` stated a smaller one than the patients had spent."""
+    """Formerly `site status` withheld it, but `site status --json` stated a smaller ε than the patients had spent."""
     event = TrainingEvent(Sampling.POISSON, Fraction(1, 10), Fraction(4), 200)
     known = tuple(Training(0, "d" * 64, strategy, event, served=True) for strategy in ("dp-sgd", f"{ADAPTED}dp-sgd"))
     whole = TrainingFacts.of(Trainings(known, every_code_traced=True), delta=1e-5)

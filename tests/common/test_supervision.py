@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ends processes 
 
 
 class World:
-    """A supervisor with a clock that moves only when the test moves it."""
+    """Holds a supervisor with a clock that moves only when the test moves it."""
 
     def __init__(self, group: ProcessGroup, folder: Path) -> None:
         self.group, self.folder, self.now = group, folder, 0.0
@@ -407,7 +407,7 @@ def test_a_supervisor_beats_while_it_keeps_daemons(tmp_path: Path) -> None:
 
 
 def test_a_log_whose_lock_is_gone_still_says_what_ran(tmp_path: Path) -> None:
-    """As in a copy of a site's folder: the daemons were started, so nothing may say that they never were."""
+    """In a copy of a site's folder the daemons were started once, so the status must not say that they never were."""
     fact = {"time": "2026-11-24T08:00:00+00:00", "event": "daemon-ready", "daemon": "worker"}
     (tmp_path / FACTS).write_text(json.dumps(fact) + "\n")
     assert [(one.daemon, one.state) for one in standings([tmp_path])] == [("worker", "stopped")]

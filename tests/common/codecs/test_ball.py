@@ -1,4 +1,6 @@
-"""The activation into the unit ball. Oracles: the printed formula at 60 digits, exact rationals for every norm."""
+"""Tests the activation into the unit ball. Oracles: the printed formula at 60 digits, and exact rationals for every
+norm.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def square(values: np.ndarray) -> Fraction:
 
 
 def printed(o: np.ndarray) -> list[mpmath.mpf]:
-    """φ as the paper prints it, at 60 digits."""
+    """Return φ as the paper prints it, at 60 digits."""
     with mpmath.workdps(60):
         first, *rest = (mpmath.mpf(float(v)) for v in o)
         below = (mpmath.exp(-first * mpmath.sqrt(8 / mpmath.pi)) + 1) ** (mpmath.mpf(1) / len(rest))

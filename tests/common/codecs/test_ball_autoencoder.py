@@ -1,4 +1,4 @@
-"""The autoencoder's network against the numpy φ, finite differences and closed forms; what it reaches on real maps."""
+"""Tests the autoencoder's network against the numpy φ, finite differences and closed forms, and on real maps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class NoNoise:
-    """A generator whose normal draws are zero: what training would be had the noise been forgotten."""
+    """Replaces a generator; its normal draws are zero, as if training forgot the noise."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.integers, self.uniform = rng.integers, rng.uniform
@@ -64,7 +64,7 @@ class NoNoise:
 def given_to_the_decoder(
     monkeypatch: pytest.MonkeyPatch, *, planned: float, power: float, rng: type[NoNoise] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Over a training of 40 steps, the codes that the decoder was given and those that the encoder gave."""
+    """Return, over a training of 40 steps, the codes that the decoder received and those that the encoder produced."""
     encoded, given = [], []
 
     def phi(inputs: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ def test_the_decoder_is_trained_on_noise_of_the_planned_size(monkeypatch: pytest
 
 
 class OneDeviation(NoNoise):
-    """A generator whose normal draws are all 1, so that a noisy code is off by exactly its noise level."""
+    """Replaces a generator; its normal draws are all 1, so a noisy code is off by exactly its noise level."""
 
     def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
         return np.ones(size)
@@ -146,7 +146,7 @@ def test_the_decoder_is_trained_on_codes_that_are_shrunk_for_their_noise(monkeyp
 
 
 def trained(*, ratios: np.ndarray, centre: float = 0.0, metric: float = 1.0) -> None:
-    """A training on maps of one structure on a grid of 4 voxels a side, for whoever watches it."""
+    """Train on maps of one structure on a grid of 4 voxels a side; the caller watches the training."""
     draws = np.random.default_rng(3)
     ball_autoencoder._train(
         initial_weights(draws.normal(size=(5, 64)), draws.normal(size=(5, 1, 4, 4, 4)), rng=draws),
@@ -163,7 +163,9 @@ def trained(*, ratios: np.ndarray, centre: float = 0.0, metric: float = 1.0) -> 
 def test_the_encoder_is_trained_on_what_it_is_given_later_and_on_maps_less_certain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """(c·ratios − centre)·metric with c between ¾ and 1, as :meth:`BallAutoencoder.encode` has it at c = 1."""
+    """The encoder receives (c·ratios − centre)·metric with c between ¾ and 1; :meth:`BallAutoencoder.encode` uses c =
+    1.
+    """
     given: list[float] = []
 
     def encoder(weights: dict[str, torch.Tensor], offsets: torch.Tensor) -> torch.Tensor:
@@ -209,7 +211,7 @@ def test_a_fit_is_300_steps_that_warm_up_and_end_at_nothing_the_linear_maps_a_th
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.slow
 def test_a_codec_of_another_radius_is_the_same_one_scaled() -> None:
-    """Codes and their noise twice as large: the same weights, the same decoded map."""
+    """Codes and noise are twice as large, so weights and decoded maps must be the same."""
     maps = patients(16, seed=1)
     one, two = (fit_codec(Fitted.study(radius=r), maps, noise_std=0.3 * r) for r in (1.0, 2.0))
     assert isinstance(one, BallAutoencoder)
@@ -267,7 +269,7 @@ def test_no_direction_is_the_zero_code_with_a_finite_gradient() -> None:
 def test_before_any_step_codes_are_the_components_softly_clipped_and_decoding_is_linear(
     coarse: tuple[int, int, int],
 ) -> None:
-    """φ(l·ln‖v‖/√(8/π), v) = v/(1 + ‖v‖^l)^(1/l), worked out by hand."""
+    """The expected code φ(l·ln‖v‖/√(8/π), v) = v/(1 + ‖v‖^l)^(1/l) was derived by hand."""
     rng = np.random.default_rng(1)
     encoder, decoder = rng.normal(size=(6, 2 * int(np.prod(coarse)))), rng.normal(size=(6, 2, *coarse))
     arrays = initial_weights(encoder, decoder, rng=rng)
@@ -302,7 +304,7 @@ def test_fitting_moves_every_weight_lowers_the_error_and_leaves_torch_as_it_was(
 
 @pytest.mark.slow
 def test_noisy_codes_decode_better_after_fitting_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start is the linear codec, so this is what the learned part adds, on patients it was not fitted on."""
+    """Training starts from the linear codec, so the difference is what the learned part adds on unseen patients."""
     others, rng = patients(20, seed=2), np.random.default_rng(3)
     noise = rng.normal(0, 0.3, (20, 24))
     errors = []
@@ -322,19 +324,19 @@ def test_noisy_codes_decode_better_after_fitting_than_before(monkeypatch: pytest
 
 
 def correlated(features: np.ndarray, kernels: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """A 3D convolution layer with zero padding, by SciPy: [i, x, y, z] and [o, i, 3, 3, 3] → [o, x, y, z]."""
+    """Return a 3D convolution layer with zero padding, by SciPy: [i, x, y, z] and [o, i, 3, 3, 3] → [o, x, y, z]."""
     sums = [sum(correlate(f, k, mode="constant") for f, k in zip(features, row, strict=True)) for row in kernels]
     return np.stack(sums) + bias[:, None, None, None]
 
 
 def halved(features: np.ndarray) -> np.ndarray:
-    """The largest of every 2 x 2 x 2 block."""
+    """Return the largest value of every 2 x 2 x 2 block."""
     c, x, y, z = features.shape
     return features.reshape(c, x // 2, 2, y // 2, 2, z // 2, 2).max(axis=(2, 4, 6))
 
 
 def random_weights(coarse: tuple[int, int, int], *, structures: int, dimension: int) -> dict[str, np.ndarray]:
-    """Weights of any value; the encoder's biases are so low that the largest of eight is often below 0."""
+    """Return random weights; the encoder's biases are so low that the largest of eight is often below 0."""
     draws = np.random.default_rng(11)
     shapes_of = weight_shapes(coarse, structures=structures, dimension=dimension)
     low = {name: -3.0 if name.startswith("encoder_bias") else 0.0 for name in shapes_of}
@@ -342,7 +344,7 @@ def random_weights(coarse: tuple[int, int, int], *, structures: int, dimension: 
 
 
 def test_the_encoder_is_convolutions_relu_max_pooling_and_a_dense_layer_beside_the_linear_one() -> None:
-    """Algorithm 2's encoder written out in SciPy: an average pooling or a missing ReLU gives other numbers."""
+    """Algorithm 2's encoder is written out in SciPy; with average pooling or without ReLU the numbers would differ."""
     coarse = (4, 8, 4)
     weights = random_weights(coarse, structures=2, dimension=3)
     offsets = np.random.default_rng(12).normal(size=(2, *coarse))
@@ -417,7 +419,7 @@ def test_weights_of_another_shape_or_type_are_refused() -> None:
 
 @pytest.mark.usefixtures("few_steps")
 def test_hospitals_answer_by_it_through_worker_ledger_and_core(tmp_path: Path) -> None:
-    """The stub teachers of every hospital see a ball of their own; the released sums are those of their codes."""
+    """Each hospital's stub teachers see another ball; the released sums must be those of their codes."""
     settings = CodecConfig(name="ball-ae", max_dimension=6, augmentations=0)
     fed = Federation(tmp_path, study=replace(make_study(epsilon=1000.0), codec=settings), sites=3)
     fed.core().run(fed.transport)
@@ -436,7 +438,7 @@ def test_hospitals_answer_by_it_through_worker_ledger_and_core(tmp_path: Path) -
 
 
 def real_maps(folder: Path) -> tuple[DataConfig, list[np.ndarray], list[np.ndarray]]:
-    """24 maps to fit on and 20 of other patients."""
+    """Return 24 maps to fit on and 20 maps of other patients."""
     dataset = read_dataset(folder)
     data = DataConfig(labels=dataset.labels, spacing_mm=(1, 1, 1), grid=(32, 48, 32))
     chosen = np.random.default_rng(0).permutation(len(dataset.labelled))[:44]
@@ -448,7 +450,9 @@ def real_maps(folder: Path) -> tuple[DataConfig, list[np.ndarray], list[np.ndarr
 def test_held_out_real_maps_come_back_a_tenth_better_than_the_mean_shape_with_half_the_coordinates_alive(
     hippocampus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For l = 8, 16, 32 and three seeds; a third of the usual steps and a sixth of the copies, for time."""
+    """The lengths are l = 8, 16, 32 with three seeds each; to save time, a third of the steps and a sixth of the
+    copies.
+    """
     monkeypatch.setattr(ball_autoencoder, "STEPS", 100)
     data, maps, others = real_maps(hippocampus)
     for seed in range(3):

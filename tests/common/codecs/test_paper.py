@@ -1,4 +1,4 @@
-"""Algorithm 1's parts against the formulas they come from; templates of the paper's experiment."""
+"""Tests Algorithm 1's parts against the formulas they come from, and the templates of the paper's experiment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def fitted(*, noise_std: float) -> PaperPcaCodec:
 
 
 def test_two_codes_differ_by_at_most_the_root_of_d_and_clipping_to_half_of_it_says_the_same() -> None:
-    """Eq (4): ‖A(y - y')‖ ≤ √d for y, y' in [0, 1]^d, reached at opposite corners; Δ = 2C of the clipped sum is √d."""
+    """By eq (4), ‖A(y - y')‖ ≤ √d for y, y' in [0, 1]^d, reached at opposite corners; the clipped sum's Δ =
+    2C is √d.
+    """
     corners = np.array(list(itertools.product([0.0, 1.0], repeat=8)))
     widest = max(float(np.linalg.norm(a - b)) for a in corners for b in corners)
     assert widest == pytest.approx(math.sqrt(8))
@@ -95,7 +97,7 @@ def test_a_template_is_the_papers_experiment(name: str) -> None:
 
 
 def test_the_templates_have_the_papers_noise() -> None:
-    """The paper's headline 1.282564 for Algorithm 2; √d/2 times as much, with d = 4 · 64³, for Algorithm 1."""
+    """Algorithm 2 needs the paper's headline noise 1.282564; Algorithm 1 needs √d/2 times as much, with d = 4 · 64³."""
     noise = {
         name: study_mechanism(parse_study(studies.template(name)), dimension=1).mean_noise_std(voters=8)
         for name in studies.names()

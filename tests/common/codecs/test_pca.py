@@ -1,4 +1,4 @@
-"""The linear codec's mathematics against other people's: SciPy's optimiser, NumPy's SVD, Monte Carlo."""
+"""Tests the linear codec's mathematics against SciPy's optimiser, NumPy's SVD and Monte Carlo."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_planned_power_fills_four_fifths_of_the_radius(codec: PcaCodec) -> N
 
 
 def test_decoding_weights_are_wieners(codec: PcaCodec) -> None:
-    """The regression of the true code on the noisy one, estimated from draws, is the weight decoding uses."""
+    """Decoding must weight a noisy code by its regression slope on the true code, estimated here from draws."""
     rng, noise_std = np.random.default_rng(5), 0.2
     codes = rng.normal(size=(40_000, codec.dimension)) * np.sqrt(codec.powers)
     noisy = codes + noise_std * rng.normal(size=codes.shape)
@@ -126,7 +126,7 @@ def test_decoding_weights_are_wieners(codec: PcaCodec) -> None:
 
 
 def test_averaging_codes_averages_shapes_in_log_ratios(codec: PcaCodec) -> None:
-    """The mean of the voters' codes is the code of a mean: what makes a sum of codes worth decoding."""
+    """A sum of codes can be decoded because the mean of the voters' codes is the code of a mean shape."""
     first, second = (codec.encode(soft(m)) for m in patients(2, seed=7))
     mean = codec.decode((first + second) / 2, noise_std=0.0)
     ratios = [np.log(codec.decode(z, noise_std=0.0).astype(np.float64)) for z in (first, second)]
@@ -201,7 +201,7 @@ def test_a_codec_no_site_would_read_is_refused_when_it_is_written(monkeypatch: p
 
 
 def test_the_centre_and_the_metric_are_of_the_mean_of_the_public_maps_as_they_are() -> None:
-    """Not of their augmented copies, and not of their log-ratios: that would erode thin structures."""
+    """Augmented copies or log-ratios would erode thin structures, so the mean uses neither."""
     maps = patients(16, seed=1)
     fitted = fit_codec(Fitted.study(), maps, noise_std=0.05)
     assert isinstance(fitted, PcaCodec)

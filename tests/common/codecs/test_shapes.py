@@ -1,4 +1,4 @@
-"""Pooling, enlarging, log-ratios and the public augmentation, against PyTorch's own."""
+"""Tests pooling, enlarging, log-ratios and the public augmentation against PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files as hospitals have them, made by named rules from one small case: no file of the corpus is stored.
+"""Makes odd and broken files as hospitals have them, by named rules from one small case; none of them is
+stored.
 
 The verdict on every rule stands in verdicts.toml. A rule gives what a hospital's file server would have in place of one
 clean case of 6 × 5 × 4 voxels.
@@ -33,7 +34,7 @@ NAME = "Jane-Doe-1970"
 
 @dataclass(frozen=True)
 class Files:
-    """A case's files and how they are to be read: name → bytes, None for a folder (or nothing, if ``missing``)."""
+    """Holds a case's files and how to read them: name → bytes, None for a folder (or nothing, if ``missing``)."""
 
     images: dict[str, bytes | None]
     label: bytes | None
@@ -58,7 +59,7 @@ class Files:
 
 
 def label_of(content: bytes, data: DataConfig, *, volume: Volume | None = None) -> np.ndarray:
-    """The label map in a file's bytes, on the study's grid."""
+    """Return the label map in a file's bytes, on the study's grid."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
@@ -93,7 +94,7 @@ AFFINE = np.array([[1.0, 0, 0, -3], [0, 1, 0, 2], [0, 0, 1, 5], [0, 0, 0, 1]])
 
 
 def packed(array: np.ndarray, affine: np.ndarray = AFFINE, *, sform: int = 1, qform: int = 1) -> bytes:
-    """A plain single NIfTI-1 file as nibabel writes it, with the two codes given."""
+    """Return a plain single NIfTI-1 file as nibabel writes it, with these two codes."""
     image = nib.Nifti1Image(array, affine, dtype=array.dtype)
     image.set_sform(affine, code=sform)
     image.set_qform(affine, code=qform)
@@ -101,7 +102,7 @@ def packed(array: np.ndarray, affine: np.ndarray = AFFINE, *, sform: int = 1, qf
 
 
 def edited(content: bytes, **fields: object) -> bytes:
-    """The file with raw header fields set, unchecked."""
+    """Return the file with raw header fields set, unchecked."""
     header = nib.Nifti1Header(binaryblock=content[:348], check=False)
     for name, value in fields.items():
         header.structarr[name] = value

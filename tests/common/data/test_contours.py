@@ -1,4 +1,6 @@
-"""Contours filled: a box exactly, a circle by its area, any polygon as matplotlib has it, holes and crossings."""
+"""Tests filled contours: a box exactly, a circle by its area, any polygon as matplotlib fills it, holes and
+crossings.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_boxes_with_a_common_edge_on_voxel_centres_share_no_voxel_and_leave_none
 
 @pytest.mark.parametrize("radius", [5.0, 12.5, 20.0])
 def test_a_circles_area_is_found(radius: float) -> None:
-    """Within 0.15 voxels for each voxel of its rim, wherever its centre lies, and within 1 % in the mean of 25."""
+    """Each area may err by 0.15 voxels per voxel of the rim, wherever the centre lies; the mean of 25 may err
+    by 1 %.
+    """
     area, found = math.pi * radius**2, []
     for shift in np.random.default_rng(2).uniform(-0.5, 0.5, (25, 2)):
         found.append(mask(circle(radius, (29.3 + shift[0], 24.6 + shift[1]))).sum())
@@ -55,7 +59,7 @@ def test_a_circles_area_is_found(radius: float) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_any_polygon_is_filled_as_another_program_fills_it(seed: int) -> None:
-    """matplotlib's Path decides point by point; corners lie anywhere, also outside the slice, and edges cross."""
+    """matplotlib's Path decides point by point. Corners lie anywhere, even outside the slice, and edges may cross."""
     draws = np.random.default_rng(seed)
     points = np.round(draws.uniform(-20, 80, (draws.integers(3, 40), 2)), 3)
     centres = np.stack(np.meshgrid(*map(np.arange, SHAPE), indexing="ij"), axis=-1).reshape(-1, 2)
@@ -96,7 +100,7 @@ def test_contours_beside_each_other_are_both_filled() -> None:
 
 
 def test_a_keyhole_is_a_hole() -> None:
-    """One contour that runs to the inner ring and back over one edge, the standard's own way to draw a hole."""
+    """The contour runs to the inner ring and back along one edge, which is how the standard draws a hole."""
     outer, inner = circle(20), circle(8)[::-1]
     keyhole = np.vstack([outer, outer[:1], inner[-1:], inner, outer[:1]])
     assert np.array_equal(mask(keyhole), mask(circle(20)) & ~mask(circle(8)))

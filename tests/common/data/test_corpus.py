@@ -1,4 +1,4 @@
-"""Odd and broken files: the verdict on each stands in verdicts.toml, which was written before the code.
+"""Tests odd and broken files against verdicts.toml, whose verdicts were written before the code.
 
 Odd ones are accepted, finite, with left on the left, and say what was put right; broken ones are refused with one
 reason and one remedy, and never with a patient's name.
@@ -61,7 +61,9 @@ KEEP_THEIR_LABELS = [
 
 @pytest.mark.parametrize("name", KEEP_THEIR_LABELS)
 def test_whatever_was_odd_the_same_voxels_carry_the_same_labels(name: str, tmp_path: Path) -> None:
-    """The clean case's label map, by hand on the grid of 8³: padding of 1, 1 and 2 voxels before x, y and z."""
+    """The expected label map of the clean case was placed by hand on the grid of 8³, with padding of 1, 1 and
+    2 voxels.
+    """
     files: Files = RULES[name]()
     label = load_example(files.write(tmp_path), files.data).label
     expected = np.zeros((8, 8, 8), dtype=np.uint8)

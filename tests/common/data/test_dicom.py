@@ -1,4 +1,4 @@
-"""DICOM series, built by pydicom from the standard's own words: where a slice lies is its position and orientation."""
+"""Tests DICOM series that pydicom builds as the standard defines them: position and orientation place each slice."""
 
 from __future__ import annotations
 

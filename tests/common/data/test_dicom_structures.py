@@ -1,4 +1,4 @@
-"""RT Structure Sets as labels of a case table: filled exactly, matched by name, and refused where they are unclear."""
+"""Tests RT Structure Sets as labels of a case table: filled exactly, matched by name, and refused if unclear."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def table(root: Path, series: Path, *labels: Path, tsv: str = "") -> Path:
 
 
 def test_structures_are_matched_by_name_as_labels_are(tmp_path: Path, series: Path) -> None:
-    """The study's own names, a name of labels.tsv and its number in the settings, a mapped name, and the background."""
+    """Names match as the study's own, as a name of labels.tsv with its number, by a mapping, or as background."""
     drawn = [
         ("BODY ", [box(1, 1.5, 5.5, 1.5, 5.5)]),
         ("Left-Kidney", [box(1, 9.5, 12.5, 1.5, 5.5)]),
@@ -405,7 +405,7 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else_happens(tmp_path: Pa
 
 
 def test_contours_are_placed_by_the_series_own_geometry(volume: Volume, tmp_path: Path) -> None:
-    """By hand, from the standard's numbers: a box in mm is the block of voxels whose centres it contains."""
+    """By the standard's formulas, a box in mm contains exactly the voxels whose centres lie inside it."""
     path = write_structure_set(tmp_path / "label.dcm", [("core", [box(5, 3.5, 8.5, 6.5, 11.5)])])
     found = read_structures(path, names=NAMES, frame=FRAME, affine=volume.native_affine, shape=SHAPE).array[0]
     for i, j, k in np.argwhere(found == 2):

@@ -29,7 +29,7 @@ SPACINGS = [(1.0, 1.0, 1.0), (0.8, 0.8, 0.8), (0.7, 1.0, 2.0), (1.5, 0.9, 1.1)]
 
 
 def drawn(mm: np.ndarray) -> np.ndarray:
-    """An L without symmetry, by place [..., 3] in mm of RAS+: the stem rises on the right, the foot points left."""
+    """Return the label at each place [..., 3] in mm of RAS+: an asymmetric L, stem on the right, foot pointing left."""
     x, y, z = np.moveaxis(mm, -1, 0)
     stem = (x > 2) & (x < 9) & (np.abs(y - 2) < 5) & (np.abs(z) < 12)
     foot = (x > -11) & (x <= 2) & (np.abs(y - 2) < 5) & (z > -12) & (z < -4)
@@ -43,7 +43,7 @@ def stored(array: np.ndarray, affine: np.ndarray, code: str, path: Path) -> None
 
 
 def scan(spacing: tuple[float, float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Image, label map and affine in RAS+ axes, of 36 mm a side around the drawing."""
+    """Return image, label map and affine in RAS+ axes, 36 mm a side around the drawing."""
     shape = tuple(round(36 / step) for step in spacing)
     affine = np.diag([*spacing, 1.0])
     affine[:3, 3] = [-(n - 1) / 2 * step for n, step in zip(shape, spacing, strict=True)]
@@ -107,7 +107,9 @@ def test_every_layout_is_walked_through() -> None:
 
 @pytest.mark.parametrize("code", ORIENTATIONS)
 def test_a_label_keeps_its_position_and_returns_to_the_voxels_of_its_file(code: str, tmp_path: Path) -> None:
-    """At the study's own spacing and at one of the other three, in two layouts; each layout meets each spacing."""
+    """Each orientation is tested at the study's spacing and at one other, in two layouts; every layout meets every
+    spacing.
+    """
     number = ORIENTATIONS.index(code)
     for step in (0, 1 + number % (len(SPACINGS) - 1)):
         spacing = SPACINGS[step]

@@ -1,4 +1,5 @@
-"""Thousands of damaged files, by seed: each is refused or gives finite numbers, and none takes long or much memory.
+"""Tests thousands of damaged files: each is refused or gives finite numbers, and none takes much time or
+memory.
 
 Nothing here says which of the two: a flipped bit in an intensity is a good file. What must not happen is a crash, a
 hang, a volume that is not finite, or a label the study does not have.
@@ -34,7 +35,7 @@ def originals() -> list[bytes]:
 
 
 def mutated(content: bytes, rng: np.random.Generator) -> bytes:
-    """One damage of a random kind: header, voxels, a cut, a gap, a repeat, a packed file's bits."""
+    """Damage the content in one random way: header, voxels, a cut, a gap, a repeat, or bits of a packed file."""
     raw = bytearray(content)
     match int(rng.integers(7)):
         case 0:
@@ -65,7 +66,7 @@ def mutated(content: bytes, rng: np.random.Generator) -> bytes:
 
 
 def survives(seed: int, count: int) -> tuple[int, int]:
-    """How many of ``count`` damaged images and label maps were accepted."""
+    """Return how many of ``count`` damaged images and of as many label maps were accepted."""
     rng = np.random.default_rng(seed)
     images, drawn = originals(), packed(drawing())
     accepted = [0, 0]

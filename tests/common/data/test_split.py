@@ -1,4 +1,4 @@
-"""The split: every case in one place, no public pair, hospitals kept together, all of it on record."""
+"""Tests the split: every case has one role, public cases share no patient, hospitals stay together, all is recorded."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_table_of_sites_in_the_datasets_folder_is_used_or_the_count_is_refused
 
 
 def test_another_layout_becomes_one_file_a_case_in_the_datasets_own_numbers(tmp_path: Path) -> None:
-    """Two files a case, one for each channel, and labels 0 and 7 by a table of names."""
+    """Each case has two files, one for each channel, and a table names its labels 0 and 7."""
     lines, rng = ["image_T1,image_FLAIR,label,patient_id,case_id"], np.random.default_rng(0)
     for i in range(9):
         files = {name: f"{name}-{i}.nii.gz" for name in ("T1", "FLAIR", "label")}

@@ -60,7 +60,7 @@ def test_anterior_lies_in_front_of_posterior_on_the_study_grid_of_every_hospital
 
 
 def test_a_drawing_sets_how_large_bodies_are_and_how_far_from_the_centre_they_lie() -> None:
-    """Volumes grow with the cube of the size; the centres' spread with the shift."""
+    """Volumes must grow with the cube of the size, and the centres' spread with the shift."""
 
     def bodies(drawing: PhantomImaging) -> tuple[float, float]:
         voxels, centres = [], []

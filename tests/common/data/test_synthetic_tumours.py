@@ -1,4 +1,4 @@
-"""Made-up brain tumours: BraTS' folders, nested regions, the same for a seed; each contrast shows its own."""
+"""Tests made-up brain tumours: BraTS' folders, nested regions, reproducible by seed, each contrast showing its own."""
 
 from __future__ import annotations
 

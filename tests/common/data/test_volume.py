@@ -1,4 +1,4 @@
-"""Volumes: left stays left through every orientation, and what cannot be trusted is refused without naming anybody."""
+"""Tests volumes: left stays left in every orientation, and doubtful files are refused without naming a patient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORIENTATIONS = [
 
 
 def phantom() -> tuple[np.ndarray, np.ndarray]:
-    """An L in RAS+ voxels of 1 mm: label 1 towards the patient's left, label 2 above; no symmetry at all."""
+    """Return an asymmetric L in RAS+ voxels of 1 mm: label 1 towards the patient's left, label 2 above."""
     labels = np.zeros((14, 20, 15), dtype=np.uint8)
     labels[2:5, 4:16, 3:5] = 1
     labels[3:10, 6:9, 9:12] = 2
@@ -41,7 +41,7 @@ def nifti(array: np.ndarray, affine: np.ndarray | None = None) -> bytes:
 
 
 def oriented(array: np.ndarray, code: str) -> bytes:
-    """The same anatomy, stored with another order and direction of axes (by nibabel)."""
+    """Return the same anatomy stored with another order and direction of axes, by nibabel."""
     image = nib.Nifti1Image(array, np.eye(4))
     transform = nib.orientations.ornt_transform(
         nib.orientations.axcodes2ornt("RAS"), nib.orientations.axcodes2ornt(code)

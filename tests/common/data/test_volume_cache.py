@@ -1,4 +1,4 @@
-"""Volumes with bounded memory: the same numbers from memory and from disk, and nothing left behind."""
+"""Tests volumes with bounded memory: memory and disk give the same numbers, and no file is left behind."""
 
 from __future__ import annotations
 

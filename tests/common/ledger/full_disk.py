@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def no_byte_more() -> Iterator[None]:
-    """Every write that makes a file longer fails, as on a full disk; the kernel does it."""
+    """Make the kernel refuse every write that makes a file longer, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

@@ -1,4 +1,4 @@
-"""A small life of a server's ledger and of a site's, the same to the last byte each time it is lived."""
+"""Runs a small history of a server's and a site's ledger that gives the same bytes each time."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 4), Fraction(3, 2), 40, (Fra
 
 @contextmanager
 def as_until_0_2() -> Iterator[None]:
-    """Read the clock, and fill rows, as releases did that kept a standing of charges only.
+    """Read the clock and fill rows as releases up to 0.2 did, whose standing held charges only.
 
-    Their first row did not say that a standing is kept. They read the clock once more after each charge, for the
-    standing; and rows of a recovery did not say from where on the standing was charged.
+    Their first row did not state that a standing exists. They read the clock once more after each charge, for the
+    standing. Rows of a recovery did not state the row from which the standing was charged.
     """
     begun, kept, created = OpenLedger.__init__, OpenLedger._keep_standing, Chain.create
 
@@ -114,7 +114,7 @@ SINCE: dict[str, dict[str, dict[str, object]]] = {
 
 
 def live(folder: Path) -> dict[str, Lines | str]:
-    """Rows of both ledgers and both standings as they lie on disk, after all that this world does."""
+    """Run this history; return the rows of both ledgers and both standings as they are on disk."""
     with patch("secrets.token_hex", lambda size: "5" * (2 * size)), as_until_0_2():
         server = _server(folder)
         site = _site(folder, Ledger.open(folder / "ledger.sqlite", signing_key=NEXT_KEY, clock=Ticking()))
@@ -127,7 +127,7 @@ def live(folder: Path) -> dict[str, Lines | str]:
 
 
 def named(folder: Path) -> dict[str, Lines | list[str]]:
-    """Rows of both ledgers and the site's receipts, of a roster that has a row of its own."""
+    """Return the rows of both ledgers and the site's receipts if a roster has a row of its own."""
     sites, queries = (
         (*SITES, *(f"site-{number:02}" for number in range(14))),
         [make_query(n, MECHANISM) for n in (1, 2)],

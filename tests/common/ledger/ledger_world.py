@@ -1,4 +1,4 @@
-"""A small world for ledger tests: a study, pools, queries, and answers that count how often they were drawn."""
+"""Makes a small world for ledger tests: a study, pools, queries, and answers that count their draws."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ SITES = ("aachen", "bergen", "cadiz")
 
 
 def ledger_study(name: str = "trial", *, planned_queries: int = 80, **terms: Any) -> Study:
-    """A study with one structure and room for 80 queries; any codec will do, for no code is made."""
+    """Return a study with one structure and room for 80 queries; no code is made, so any codec serves."""
     asked = {"planned_queries": planned_queries, "codec": CodecConfig()}
     return worlds.make_study("lesion", name=name, grid=(16, 16, 16), **asked, **terms)
 
 
 def make_mechanism(*, room_for: int = 10, dimension: int = 4, voters: int = 1, budget: Budget = BUDGET) -> Mechanism:
-    """A mechanism of which ``room_for`` releases, and not one more, fit into a budget at hospital unit."""
+    """Return a mechanism of which exactly ``room_for`` releases fit into a budget of unit hospital."""
     limit = max_mu_squared(AccountantName.EXACT, budget)
     moved = 2 * voters * RADIUS
     # σ a little above Δ·√(N / limit), far below what one more release would need
@@ -78,7 +78,7 @@ def declare(ledger: Ledger, *, sites: Sequence[str] = SITES, budget: Budget = BU
 
 
 class Ticking:
-    """A clock that moves one second each time it is read."""
+    """Stands in for a clock that moves one second each time it is read."""
 
     def __init__(self) -> None:
         self.now = datetime(2025, 3, 1, 9, 0, tzinfo=UTC)
@@ -103,7 +103,7 @@ class Answers:
 
 @dataclass
 class World:
-    """A ledger with one registered study and three declared pools."""
+    """Holds a ledger with one registered study and three declared pools."""
 
     path: Path
     key: Ed25519PrivateKey
@@ -154,7 +154,7 @@ def rolled_back(world: World, folder: Path) -> None:
 
 
 def saved(world: World, folder: Path) -> Path:
-    """Ledger and standing, copied at one moment."""
+    """Copy ledger and standing at one moment; return the folder."""
     folder.mkdir()
     copy_of(world.path, folder / "ledger.sqlite")
     return folder
@@ -167,7 +167,7 @@ def deleted(world: World) -> None:
 
 
 def put_back(world: World, copy: Path) -> None:
-    """What an operator does: stop the server and put the copy where the ledger was."""
+    """Stop the server and put the copy where the ledger was, as an operator does."""
     world.ledger.close()
     put_copy(copy, world.path)
 
@@ -183,7 +183,7 @@ def check(world: World, path: Path | None = None) -> VerifyReport:
 
 
 def tampered(world: World, *statements: str | Callable[[sqlite3.Connection], None]) -> Path:
-    """A copy changed by someone who can write the file: triggers out, change, triggers back as they were."""
+    """Return a copy changed by somebody who can write the file: triggers removed, change made, triggers restored."""
     path = world.path.with_name("tampered.sqlite")
     shutil.copy(world.path, path)
     connection = sqlite3.connect(path, isolation_level=None)
@@ -206,13 +206,13 @@ def tampered(world: World, *statements: str | Callable[[sqlite3.Connection], Non
 
 
 def batch_receipts(ledger: Ledger, batch: str) -> list[Receipt]:
-    """Every site's receipts of a batch, in order of their heads."""
+    """Return every site's receipts of a batch, in order of their heads."""
     found = [receipt for site in SITES for receipt in receipts_of(ledger, site) if receipt.batch_id == batch]
     return sorted(found, key=lambda receipt: receipt.head.seq)
 
 
 def write_raw(ledger: Any, kind: str, body: dict[str, object], *, payload: tuple[str, bytes] | None = None) -> None:
-    """A row with this very body, whatever the ledger itself would write; inside ``ledger._writing()``."""
+    """Append a row with exactly this body, inside ``ledger._writing()``, even one that the ledger would not write."""
     ledger._books.enter(ledger._chain.append(kind, body, payload=payload))
 
 
@@ -229,7 +229,7 @@ class Caps:
 
 @dataclass
 class Hospital:
-    """One site of the server's world, with its own ledger."""
+    """Holds one site of the server's world, with its own ledger."""
 
     path: Path
     study: Study
@@ -280,7 +280,7 @@ def both_recover(world: World, site: Hospital, receipts: Iterable[Receipt]) -> N
 
 
 def deliver(world: World, site: Hospital, *, in_spite_of: tuple[type[Exception], ...] = ()) -> None:
-    """The site gets each receipt that it has not; ``in_spite_of`` are refusals after which the next one comes."""
+    """Deliver to the site each receipt that it lacks; after a refusal in ``in_spite_of`` the next one follows."""
     for receipt in receipts_of(world.ledger, "aachen", after=site.ledger.held(world.ledger.ledger_id).seq):
         with suppress(*in_spite_of):
             take(world, site, receipt)

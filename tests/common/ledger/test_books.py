@@ -47,7 +47,7 @@ def draw(row: int, query: int, number: int) -> Release:
 
 
 def test_charges_that_are_undone_leave_what_was_there_before() -> None:
-    """Draws of a sealed sum, charged again and ended, with and without the undone ones."""
+    """Draws of a sealed sum are charged again and ended, with and without the charges that are undone."""
     books = Releases()
     for number in range(40):
         books.add(draw(number + 1, number, 1))
@@ -76,7 +76,7 @@ def test_charges_that_are_undone_leave_what_was_there_before() -> None:
 
 
 def kept(work: Callable[[int], object], *, early: int, late: int) -> float:
-    """Bytes that ``work`` leaves in memory for each item from the first count to the second."""
+    """Return the bytes of memory that ``work`` keeps for each item between the two counts."""
     tracemalloc.start()
     try:
         work(early)
@@ -180,7 +180,7 @@ def test_many_queries_are_answered_as_before_and_cost_nothing_a_second_time_also
 
 
 def altered(path: Path, row: Row, role: str, *, query_id: str, data: bytes, old: str) -> None:
-    """By somebody who can write the file: the payload is another, and the row says so with a hash of its own."""
+    """Replace a payload as somebody who can write the file could, with a matching row and hash."""
     body = row.body.replace(old, sha256_bytes(data))
     assert body != row.body
     own = row_hash(

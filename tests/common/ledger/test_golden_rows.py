@@ -1,4 +1,4 @@
-"""Rows, signatures, receipts and standings have the bytes that version 0.1.0 gave them; it made `golden.json`."""
+"""Tests that rows, signatures, receipts and standings have the bytes of version 0.1.0, which made `golden.json`."""
 
 from __future__ import annotations
 

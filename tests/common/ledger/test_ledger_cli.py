@@ -1,4 +1,4 @@
-"""``consilium verify`` and ``consilium ledger``: what they print and the exit codes they document."""
+"""Tests ``consilium verify`` and ``consilium ledger``: their output and their documented exit codes."""
 
 from __future__ import annotations
 

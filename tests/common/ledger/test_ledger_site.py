@@ -1,4 +1,4 @@
-"""What a hospital's own ledger promises, and which lies of a server it catches (the server's side is the real one)."""
+"""Tests what a hospital's own ledger promises, and which false statements of a real server it detects."""
 
 from __future__ import annotations
 
@@ -502,7 +502,7 @@ def test_after_an_alarm_a_person_lets_the_site_go_on_but_not_for_less(
 
 
 def test_receipts_that_contradicted_are_handed_over_for_a_recovery(world: World, site: Hospital) -> None:
-    """They charge too: what the server released while nobody knew of the rollback must not be forgotten."""
+    """These receipts charge, too: releases made before anybody knew of the rollback must not be forgotten."""
     known = answered(world, site, "b1", 1)
     world.release(queries(9), batch="b2")
     contradicts = receipt_for(world, "b2")
@@ -515,7 +515,7 @@ def test_receipts_that_contradicted_are_handed_over_for_a_recovery(world: World,
 def test_what_was_released_between_a_rollback_and_its_discovery_stays_owed(
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
-    """A ledger that was recovered without it falls short of what the site holds, and is refused."""
+    """A ledger recovered without this release has smaller totals than the site's receipts, and is refused."""
     old = ledger_world.saved(world, tmp_path / "old")
     answered(world, site, "b1", 1)
     ledger_world.rolled_back(world, old)
@@ -584,7 +584,7 @@ def test_a_release_is_charged_though_its_receipt_comes_after_that_of_a_second_re
 def test_a_lost_release_is_charged_though_the_server_has_lost_one_more_that_a_contradicting_receipt_shows(
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
-    """The totals of the recovered ledger are as large as the site's receipts add up to, but of other releases."""
+    """The recovered ledger's totals are as large as the sum of the site's receipts, but cover other releases."""
     old = ledger_world.saved(world, tmp_path / "old")
     answered(world, site, "b0", 9)
     run_batch(world, site, "b1", 1)
@@ -605,7 +605,7 @@ def test_a_lost_release_is_charged_though_the_server_has_lost_one_more_that_a_co
 def test_a_lost_release_is_charged_though_the_server_has_lost_another_one_that_the_site_had_a_receipt_of(
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
-    """The totals of the recovered ledger are as large as those of the accepted receipt, but of other releases."""
+    """The recovered ledger's totals are as large as those of the accepted receipt, but cover other releases."""
     old = ledger_world.saved(world, tmp_path / "old")
     run_batch(world, site, "b1", 1)
     elsewhere = receipts_of(world.ledger, "bergen")
@@ -641,7 +641,7 @@ def test_a_site_that_no_longer_holds_the_receipts_before_a_recovery_counts_no_re
 def test_a_receipt_whose_charge_only_a_row_lost_contains_counts_twice_and_once_if_the_server_was_given_it(
     world: World, site: Hospital, tmp_path: Path, given: bool
 ) -> None:
-    """Without it the site cannot tell the row from one that charges releases without a receipt."""
+    """Without the receipt the site cannot tell this row ``lost`` from one that charges releases without a receipt."""
     old = ledger_world.saved(world, tmp_path / "old")
     answered(world, site, "b1", 1)
     open_restored(world, old / "ledger.sqlite")
@@ -728,7 +728,7 @@ def test_a_released_query_is_declined_when_it_is_asked_again_and_charged_again_a
 def test_a_site_pays_for_each_release_that_receipts_show_though_it_accepted_the_query_once(
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
-    """Two noises on one sum are two releases, also where the server did not ask the site again."""
+    """Two noises on one sum are two releases, even if the server did not ask the site again."""
     key, copy = world.key.public_key(), ledger_world.saved(world, tmp_path / "copy")
     answered(world, site, "b1", 1)
     ledger_world.rolled_back(world, copy)
@@ -752,7 +752,7 @@ def continued(
     kinds: Sequence[str] = ("note",),
     lost: Spend = NOTHING,
 ) -> Receipt:
-    """A receipt that a dishonest server makes up after its last one; it differs only in the rows that it invents."""
+    """Return a receipt that a dishonest server invents after its last one; only the invented rows differ."""
     time, first = last.links[-1].time_utc, last.head.seq + 1 + len(kinds)
     links = (
         *(Link(time, kind, "a" * 64) for kind in kinds),
@@ -989,7 +989,7 @@ def test_reading_needs_no_key(site: Hospital) -> None:
 
 
 def put_back(site: Hospital, copy: Path, *, standing: bool = True) -> None:
-    """What an operator does; without the standing, the whole machine was rolled back."""
+    """Put a copy back as an operator does; without the standing, the whole machine was rolled back."""
     site.ledger.close()
     put_copy(copy, site.path)
     if not standing:
@@ -997,7 +997,7 @@ def put_back(site: Hospital, copy: Path, *, standing: bool = True) -> None:
 
 
 def reopen_restored(site: Hospital, *, charge: bool = False) -> None:
-    """What a recovery opens; ``charge``: and what the standing beside the copy shows as lost is charged."""
+    """Open the ledger as a recovery does; with ``charge``, charge what the standing beside the copy shows as lost."""
     site.ledger.close()
     site.ledger = SiteLedger.open(site.path, "aachen-mri", caps=site.caps, clock=site.clock, restored=True)
     if charge:
@@ -1050,7 +1050,7 @@ def test_a_standing_that_this_user_may_not_read_is_no_reason_to_charge_all(
 def test_tightened_caps_and_replaced_keys_that_an_older_copy_lacks_are_on_record_again(
     site: Hospital, tmp_path: Path
 ) -> None:
-    """Ledger and site.toml came from one backup; the standing is the newest."""
+    """Ledger and site.toml come from one backup; the standing is newer."""
     wide, tight = site.caps, replace(site.caps, budget=Budget(epsilon=2.0, delta=1e-3))
     backup(site.path, tmp_path / "copy")
     site.ledger.take_sealing_key("b" * 64, replaces="a" * 64)
@@ -1142,7 +1142,7 @@ def test_without_a_standing_every_study_waits_for_a_person(site: Hospital, tmp_p
 def test_a_query_that_a_contradicting_receipt_showed_is_charged_again_after_a_restore_of_both_ledgers(
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
-    """The site's own copy lacks the acceptance and the alarm; the server has forgotten the release, unnoticed."""
+    """The site's copy lacks the acceptance and the alarm, and the server has forgotten the release unnoticed."""
     old = ledger_world.saved(world, tmp_path / "old")
     answered(world, site, "b0", 9)
     held = site.ledger.receipts()
@@ -1339,7 +1339,7 @@ def test_a_key_restored_without_its_ledger_and_standing_begins_no_ledger_with_no
 def test_a_kill_between_a_new_sites_key_and_its_ledger_is_no_loss(
     tmp_path: Path, killed_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After ``Chain.create`` there is a key and no ledger; after ``Path.replace`` a ledger whose key is a draft."""
+    """After ``Chain.create`` a key exists without a ledger; after ``Path.replace`` the ledger's key is only a draft."""
     path = tmp_path / "site-ledger.sqlite"
     owner, name = {"Chain.create": (Chain, "create"), "Path.replace": (Path, "replace")}[killed_at]
     with monkeypatch.context() as patched:
@@ -1494,7 +1494,7 @@ def test_a_sites_recovery_that_dies_before_its_standing_is_written_is_finished_b
 
 
 def test_caps_changed_before_a_recovery_leave_the_standing_that_tells(site: Hospital, tmp_path: Path) -> None:
-    """Opening a copy writes a row where site.toml has changed since; the standing must survive that."""
+    """Opening a copy writes a row if site.toml has changed since; the standing must survive that."""
     backup(site.path, tmp_path / "copy")
     site.ledger.reserve(site.study.id, queries(1))
     put_back(site, tmp_path / "copy")

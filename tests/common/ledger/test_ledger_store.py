@@ -1,4 +1,4 @@
-"""What the server's ledger promises about charging: every test's name is a promise."""
+"""Tests what the server's ledger promises about charging; each test's name states one promise."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_every_planned_query_fits_and_the_guarantee_is_the_budget(world: World) 
 
 
 def test_study_guarantee_agrees_with_numerical_integration(world: World) -> None:
-    """Oracle: δ(ε) as an integral of the hockey-stick divergence between two Gaussians, by mpmath."""
+    """The oracle integrates the hockey-stick divergence between two Gaussians by mpmath to get δ(ε)."""
     world.release(queries(*range(6)))
     stated = world.ledger.study_spending(world.study.id).readings()[AccountantName.EXACT]
     sigma = float(MECHANISM.noise_std)
@@ -674,7 +674,9 @@ REWRITTEN = {
 def test_an_old_row_that_is_changed_under_an_open_ledger_is_noticed_before_anything_more_is_charged(
     world: World, what: str
 ) -> None:
-    """The newest row stays as it was, and the books in memory with it: only who opens the file anew found it."""
+    """The newest row and the totals in memory are unchanged, so formerly only a newly opened ledger showed
+    the change.
+    """
     world.release(queries(1))
     rows = world.ledger.row_count
     with closing(sqlite3.connect(world.path, isolation_level=None)) as connection:
@@ -705,7 +707,7 @@ def overwrite(path: Path, old: bytes, new: bytes) -> None:
 def test_bytes_of_an_old_row_that_are_changed_past_sqlite_are_noticed_before_anything_more_is_charged(
     world: World, settled: bool
 ) -> None:
-    """The open connection still has the page as it was: only who opened the file anew found it."""
+    """The open connection still has the old page, so formerly only a newly opened ledger showed the change."""
     world.release(queries(1))
     if settled:
         world.ledger._chain.settle()
@@ -720,7 +722,7 @@ def test_bytes_of_an_old_row_that_are_changed_past_sqlite_are_noticed_before_any
 
 @pytest.mark.parametrize("what", ["an older copy", "nothing"])
 def test_a_file_that_another_is_put_in_place_of_is_charged_nothing_more(world: World, what: str) -> None:
-    """SQLite would go on writing into the file that has no name any more, and every charge be lost with it."""
+    """SQLite would keep writing into the file that no longer has a name, and every charge would be lost."""
     copy = world.path.with_name("copy.sqlite")
     with closing(sqlite3.connect(world.path)) as connection:
         connection.execute("VACUUM INTO ?", (str(copy),))
@@ -783,7 +785,9 @@ def test_a_clock_without_a_zone_is_refused(tmp_path: Path) -> None:
 
 
 def test_receipts_past_a_row_read_no_charge_before_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a site gets after each batch costs the same however long the ledger is, and ends all it ever got."""
+    """The cost of a site's receipts after each batch does not grow with the ledger; together they equal all
+    receipts.
+    """
     for number in range(8):
         world.release(queries(number), sites=SITES if number % 3 else SITES[:2], batch=f"b{number}")
     everything = {site: receipts_of(world.ledger, site) for site in SITES}

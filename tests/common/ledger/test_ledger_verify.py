@@ -1,4 +1,4 @@
-"""What ``verify`` promises: whatever was changed is noticed, and the first bad row is named."""
+"""Tests ``verify``: every change is noticed, and the first bad row is named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TABLES = {
 
 @pytest.fixture
 def finished(world: World) -> World:
-    """Two studies, ten releases in three batches, a refusal, a reuse, a rotated key, a note; closed."""
+    """Return a closed ledger: two studies, ten releases in three batches, a refusal, a reuse, a rotated key, a note."""
     world.release([make_query(n, MECHANISM) for n in range(4)])
     world.release([make_query(n, MECHANISM) for n in range(4, 9)], batch="b2")
     second = ledger_study("second")
@@ -57,7 +57,7 @@ def finished(world: World) -> World:
 
 
 def contents(path: Path) -> list[object]:
-    """Everything stored, or the error that reading it gives."""
+    """Return everything stored, or the error raised by reading it."""
     connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
     try:
         return [
@@ -98,7 +98,7 @@ def test_verifying_works_while_the_ledger_is_being_written(world: World) -> None
 
 
 def test_totals_are_recomputed_by_hand(finished: World) -> None:
-    """Oracle: a few lines that share nothing with the books but the rows' own JSON."""
+    """The oracle reads only the rows' JSON and shares no code with the ledger."""
     import json
 
     total: dict[str, Fraction] = {}
@@ -117,7 +117,9 @@ def test_totals_are_recomputed_by_hand(finished: World) -> None:
 
 @pytest.mark.slow
 def test_every_change_to_any_stored_value_is_detected(finished: World) -> None:
-    """Every column of every row of every table, three ways: one bit, one character less, another row's value."""
+    """Every column of every row of every table is changed in three ways: one bit, one character less, another row's
+    value.
+    """
     original, tried = contents(finished.path), 0
     connection = sqlite3.connect(finished.path)
     keys = {table: [seq for (seq,) in connection.execute(f"SELECT seq FROM {table}")] for table in TABLES}
@@ -260,7 +262,7 @@ def test_a_key_the_ledger_was_rotated_from_still_anchors_it(world: World) -> Non
 
 
 def test_a_row_signed_by_the_right_key_that_passes_the_budget_is_named(world: World) -> None:
-    """A lying server has the key: chain and signatures hold, and the sums give it away."""
+    """A dishonest server has the key, so chain and signatures are valid; only the sums reveal the row."""
     world.release([make_query(n, MECHANISM) for n in range(10)])
     head = _append_release(world, make_query(10, MECHANISM))
     report = verify(world.path, public_key=world.key.public_key())
@@ -303,7 +305,7 @@ def _append_release(
     sites: tuple[str, ...] = ("aachen", "bergen"),
     event: dict[str, object] | None = None,
 ) -> int:
-    """Append a release past all rules, with the right hashes, key and answer; its row number."""
+    """Append a release past all rules, with valid hashes, key and answer; return its row number."""
     chain, study = world.ledger._chain, world.ledger._books.studies[world.study.id]
     data = np.zeros(query.mechanism.dimension, dtype="<i8").tobytes()
     with chain.transaction():
@@ -342,13 +344,13 @@ def test_five_thousand_flipped_bytes_change_nothing_or_are_detected(finished: Wo
 
 
 def test_a_signature_has_one_spelling(finished: World) -> None:
-    """Found by flipping every byte: hex in capitals spells the same signature, and would be a changed value."""
+    """Hex in capitals spells the same signature, but would be a changed value."""
     path = tampered(finished, "UPDATE heads SET signature = upper(signature) WHERE seq = 1")
     assert check(finished, path).first_bad_row == 1
 
 
 def _flip_bytes(world: World, *, samples: int) -> None:
-    """Flip one bit of the file: ``verify`` fails, or every stored value, in order, reads exactly as before."""
+    """Flip one bit of the file; ``verify`` must fail, or every stored value must read as before, in order."""
     data = world.path.read_bytes()
     rng = random.Random(20250301)
     positions = rng.sample(range(len(data)), samples)

@@ -1,4 +1,4 @@
-"""A long roster is named once, in a row of its own: nothing that rows and receipts prove of who took part is lost."""
+"""Tests long rosters that rows name by id: rows and receipts still prove who took part."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def bodies(world: World, kind: str) -> list[dict[str, Any]]:
 
 
 def batches(world: World, site: Hospital, count: int) -> list[Receipt]:
-    """``count`` batches of two queries with all sites on the roster, and this site's receipts of them."""
+    """Release ``count`` batches of two queries with all sites on the roster; return this site's receipts."""
     for number in range(count):
         asked = queries(2 * number, 2 * number + 1)
         site.ledger.reserve(world.study.id, asked)
@@ -207,9 +207,9 @@ def test_a_roster_taken_from_a_receipt_or_changed_on_the_way_is_refused_without_
 
 
 def forged(world: World, receipt: Receipt, change: Callable[[dict[str, Any]], object], *, shown: bool) -> Receipt:
-    """A receipt that the server itself signed, whose rows and head follow from each other, of another roster.
+    """Return a receipt for a changed roster that the server itself signed, with consistent rows and head.
 
-    ``change`` is made to the roster's row; ``shown`` whether that is a row of this receipt.
+    ``change`` alters the roster's row; ``shown`` states whether that row belongs to this receipt.
     """
     body: dict[str, Any] = json.loads(canonical_bytes(RosterRecord(charges.check_roster(roster_of(NAMES))).to_json()))
     change(body)
@@ -338,7 +338,7 @@ def test_a_receipt_of_the_third_schema_is_read_whole_or_refused(
 
 
 def lie(world: World, *rows: tuple[str, dict[str, Any]]) -> int:
-    """Append rows past all rules, with the right hashes and key, an answer to each release; the last one's number."""
+    """Append rows past all rules, with valid hashes, key and answers; return the number of the last row."""
     chain, seq = world.ledger._chain, 0
     with chain.transaction():
         for _ in chain.new_rows():
@@ -354,7 +354,7 @@ def named_row(*names: str) -> tuple[str, dict[str, Any]]:
 
 
 def release_row(world: World, body: dict[str, Any], number: int = 9, **changes: Any) -> tuple[str, dict[str, Any]]:
-    """A release of query ``number`` by the roster of this row."""
+    """Return a release of query ``number`` whose roster has this row."""
     (query,) = queries(number)
     entries, sha256 = roster_of([name for name, _ in body["roster"]]), sha256_bytes(bytes(8 * MECHANISM.dimension))
     terms = StudyTerms.of(world.study)

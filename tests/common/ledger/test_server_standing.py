@@ -1,4 +1,5 @@
-"""A server ledger restored from an older copy is noticed before it releases again, and what it lost stays charged.
+"""Tests that a server ledger restored from an older copy is noticed before its next release, and lost charges
+stay.
 
 The oracle is how often noise was drawn: every draw of a query is one release that its patients pay for.
 """
@@ -132,7 +133,7 @@ def test_a_server_cannot_charge_a_site_for_more_losses_than_it_accepted(
 def test_a_site_counts_the_draw_that_only_another_sites_receipt_recovered(
     world: World, site: Hospital, tmp_path: Path, known: bool
 ) -> None:
-    """A machine rolled back with its standing, recovered with receipts: its row is of kind ``recovered``."""
+    """The machine is rolled back with its standing and recovered with receipts, so the row's kind is ``recovered``."""
     monday = saved(world, tmp_path / "monday")
     run_batch(world, site, "b1", 1)
     if known:
@@ -374,7 +375,7 @@ def test_a_standing_left_behind_by_a_crash_is_made_good_at_the_next_opening(worl
 
 
 def test_a_ledger_that_charged_does_not_go_on_without_its_standing(world: World) -> None:
-    """A backup holds none: restored where the standing is lost, it cannot tell whether it is the newest."""
+    """A backup has no standing. Restored where the standing is lost, it cannot show whether it is the newest copy."""
     world.release([make_query(1, MECHANISM)])
     receipts = receipts_of(world.ledger, "aachen")
     standing_path(world.path).unlink()
@@ -502,7 +503,9 @@ def recovered(world: World, *standings: Path, receipts: Sequence[Receipt] = ()) 
 def test_what_a_kept_standing_charged_since_the_fork_is_charged_beside_what_was_drawn_since(
     world: World, tmp_path: Path, after: int
 ) -> None:
-    """Rolled back with its standing, the server draws again; then it is recovered with a standing kept elsewhere."""
+    """After a rollback with its standing the server draws again; then it is recovered with a standing kept
+    elsewhere.
+    """
     world.release([make_query(9, MECHANISM)], batch="b0")
     old = saved(world, tmp_path / "old")
     for number in range(3):
@@ -539,7 +542,7 @@ def test_receipts_first_and_the_standing_later_charge_a_draw_once(world: World, 
 def test_receipts_given_after_the_standing_charge_only_the_rows_that_it_does_not_count(
     world: World, tmp_path: Path
 ) -> None:
-    """Each recovery on its own: a standing, every site's receipts, a later standing, the receipts again."""
+    """Each step is a recovery of its own: a standing, every site's receipts, a later standing, the receipts again."""
     old = saved(world, tmp_path / "old")
     for number in (1, 2, 3):
         world.release([make_query(number, MECHANISM)], batch=f"b{number}", sites=SITES if number == 1 else SITES[:2])
@@ -604,7 +607,7 @@ def test_a_later_standing_of_rows_charged_in_part_charges_the_rest(world: World,
 def test_a_copy_that_is_put_back_again_and_recovered_with_the_same_receipts_charges_a_draw_once(
     world: World, tmp_path: Path, with_the_standing: bool
 ) -> None:
-    """The second standing counts what the first recovery entered; of some draws only a later receipt tells."""
+    """The second standing counts what the first recovery entered; some draws appear only in a later receipt."""
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(1, MECHANISM)], batch="b1")
     world.release([make_query(2, MECHANISM)], batch="b2", sites=SITES[1:])
@@ -647,7 +650,7 @@ def test_a_standing_older_than_a_receipt_is_named_until_a_newer_one_is_given(wor
 
 
 def test_two_lost_lines_that_look_alike_are_both_charged(world: World, tmp_path: Path) -> None:
-    """The same number of draws, rows and sums after one fork, lost twice: their rows' hashes tell them apart."""
+    """Both lost histories have equal numbers of draws, rows and sums after one fork; only their rows' hashes differ."""
     old = saved(world, tmp_path / "old")
     for name in ("first", "second"):
         world.release([make_query(n, MECHANISM) for n in range(3)], batch="b1")
@@ -670,7 +673,7 @@ def test_the_standing_beside_a_copy_and_one_of_another_line_are_both_charged(wor
 
 
 def test_a_standing_without_marks_is_charged_whole(world: World, tmp_path: Path) -> None:
-    """As a version before 0.3.0 wrote it: where it parted from the ledger nobody can know."""
+    """Versions before 0.3.0 wrote such a standing, so nobody can know where it left the ledger's history."""
     world.release([make_query(9, MECHANISM)], batch="b0")
     old = saved(world, tmp_path / "old")
     world.release([make_query(1, MECHANISM)], batch="b1")
@@ -750,7 +753,7 @@ def test_a_command_that_dies_before_the_charge_leaves_the_standing_that_tells(wo
 def test_a_ledger_file_with_a_log_of_another_moment_opens_with_all_charges_or_is_refused(
     world: World, tmp_path: Path
 ) -> None:
-    """Part of a copy put back: SQLite plays any log into any file. The standing is that of either moment."""
+    """A copy was put back in part: SQLite applies any log to any file. The standing is from either moment."""
     mechanism, points = make_mechanism(room_for=100), []
     for number in range(6):
         if number in (2, 4):
@@ -780,7 +783,7 @@ def test_a_ledger_file_with_a_log_of_another_moment_opens_with_all_charges_or_is
 
 
 def without_standing(world: World, copy: Path) -> None:
-    """The copy is put back on a machine that has lost the standing, too."""
+    """Put the copy back on a machine that has lost the standing, too."""
     put_back(world, copy)
     standing_path(world.path).unlink()
 
@@ -866,7 +869,7 @@ def test_a_standing_with_one_flipped_bit_is_not_believed(world: World, tmp_path:
 
 
 def forged(world: World, *, seq: int, hashed: str) -> None:
-    """A standing by somebody without the ledger's key: it names a row and says that nothing but the copy was spent."""
+    """Write a standing without the ledger's key that names a row and states no spending beyond the copy's."""
     own, path = Ed25519PrivateKey.generate(), standing_path(world.path)
     with Ledger.open(world.path) as copy:
         signed = own.sign(head_message("server", ledger_id=copy.ledger_id, seq=seq, row_hash=hashed)).hex()
@@ -946,7 +949,7 @@ def test_a_standing_whose_disk_is_lost_for_good_is_replaced_by_what_the_message_
 def test_an_error_of_the_disk_while_a_ledger_is_opened_is_reported_as_such(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite ends the transaction itself then, so there is none to commit."""
+    """SQLite then ends the transaction itself, so none is left to commit."""
 
     def fail(ledger: Ledger) -> None:
         ledger._chain._db.execute("ROLLBACK")

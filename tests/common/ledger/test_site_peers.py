@@ -102,7 +102,7 @@ def test_another_process_sees_at_once_whom_this_one_confirmed(tmp_path: Path) ->
 
 
 def test_a_restored_copy_asks_for_every_peer_again(tmp_path: Path) -> None:
-    """The rows it lost may have taken a key back."""
+    """The lost rows may have withdrawn a key."""
     path = tmp_path / "site-ledger.sqlite"
     with opened(tmp_path) as ledger:
         ledger.confirm_peer(STUDY.id, Peer("south", A))

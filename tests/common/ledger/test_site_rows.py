@@ -1,4 +1,4 @@
-"""Rows of a site's ledger keep their bytes for ever; a file of before a field was known opens, verifies, goes on."""
+"""Tests that rows of a site's ledger keep their bytes for ever, and that files without later fields still open."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_bytes_of_a_row_are_read_for_ever(kind: str) -> None:
 
 
 def test_a_codes_teachers_are_named_by_this_hash() -> None:
-    """SHA-256 of the domain, a zero byte and the canonical bytes, as docs/ledger.md defines H."""
+    """H is the SHA-256 of the domain, a zero byte and the canonical bytes, as docs/ledger.md defines it."""
     record = parse_record("site", "teachers", GOLDEN["teachers"])
     assert isinstance(record, TeachersRecord)
     plain = f'[["{A}","{B}"],["{C}",""],["",""]]'
@@ -60,7 +60,7 @@ def test_rows_without_the_later_fields_are_read_as_saying_nothing() -> None:
 
 
 def write_old(path: Path) -> None:
-    """A ledger as the version before wrote it: acceptances without a server, codes without teachers."""
+    """Write a ledger as the previous version did: acceptances without a server, codes without teachers."""
     study, mechanism = ledger_study(), make_mechanism()
     with SiteLedger.open(path, "north", caps=CAPS) as ledger:
         ledger.consent(study)

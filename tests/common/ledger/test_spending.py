@@ -1,4 +1,5 @@
-"""What was spent and what is guaranteed are of the books: reused answers and recovered charges count.
+"""Tests spent and guaranteed ε, which come from the ledger's totals: reused answers and recovered charges
+count.
 
 The oracle is the analytic Gaussian formula in scipy, on how often noise was drawn.
 """
@@ -42,7 +43,7 @@ POOL = "aachen-mri"
 
 
 def epsilon(mu: float, delta: float = BUDGET.delta) -> float:
-    """Balle & Wang 2018, Theorem 8, solved by bisection."""
+    """Return ε by Balle & Wang 2018, Theorem 8, solved by bisection."""
     return float(brentq(lambda e: norm.cdf(mu / 2 - e / mu) - exp(e) * norm.cdf(-mu / 2 - e / mu) - delta, 0, 200))
 
 
@@ -51,7 +52,7 @@ def mu_of(draws: int) -> float:
 
 
 def recovered(world: World, tmp_path: Path) -> Spending:
-    """The ledger after 10 answers were drawn, an older copy restored, 8 more drawn and the receipts entered."""
+    """Return the spending after 10 answers, a restored older copy, 8 more answers and a recovery from receipts."""
     old = saved(world, tmp_path / "monday")
     world.release([make_query(n, MECHANISM) for n in range(10)], batch="b1")
     receipts = batch_receipts(world.ledger, "b1")
@@ -74,7 +75,7 @@ def test_where_recovered_charges_pass_a_budget_what_was_spent_is_guaranteed(worl
 
 
 def test_what_is_left_is_planned_and_fits_the_budgets_of_a_quorum(tmp_path: Path) -> None:
-    """Ten answers are planned and paid for; three are drawn twice, so that only four of the missing seven fit."""
+    """Ten answers are planned and paid for. Three are drawn twice, so only four of the missing seven fit."""
     study = ledger_study(planned_queries=10)
     mechanism, pools = study_mechanism(study, dimension=4), [f"{site}-mri" for site in SITES]
     world = World.create(tmp_path, study=study)

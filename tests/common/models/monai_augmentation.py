@@ -1,4 +1,4 @@
-"""MONAI's transforms that are equal to the augmentations ``smooth``, ``wide``, ``wider`` and ``wide-mirror``."""
+"""Builds MONAI's transforms that equal the augmentations ``smooth``, ``wide``, ``wider`` and ``wide-mirror``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Augmentation: what it may do to a volume, against MONAI's transforms with the same seed."""
+"""Tests augmentation: its allowed changes to a volume, against MONAI's transforms with the same seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.common.models.monai_augmentation import monais
 
 
 def balls() -> tuple[torch.Tensor, torch.Tensor]:
-    """A noisy volume with a bright ball on the left and a dark one on the right, and its one-hot target."""
+    """Return a noisy volume with a bright ball on the left and a dark one on the right, and its one-hot target."""
     place = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
     labels = sum(value * (np.linalg.norm(place - low, axis=-1) < 3) for value, low in ((1, 5), (2, 11)))
     noise = np.random.default_rng(0).normal(0, 0.5, labels.shape)
@@ -82,7 +82,7 @@ def test_rotate_mirror_leaves_half_of_the_samples_and_turns_or_mirrors_the_other
 
 @pytest.mark.slow
 def test_rotate_mirror_turns_by_up_to_a_quarter_radian_about_every_axis() -> None:
-    """Of a straight rod through the centre, the angle by which it was turned: none passes .25, some come near."""
+    """The angle of a turned straight rod through the centre never exceeds .25, and some angles come near it."""
     rods = {axis: torch.zeros(1, 25, 25, 25) for axis in range(3)}
     for axis, rod in rods.items():
         at: list[slice | int] = [12, 12, 12]

@@ -1,4 +1,4 @@
-"""The training loop: it learns, repeats itself exactly, and an interrupted run ends where a whole one does."""
+"""Tests the training loop: it learns, is reproducible, and ends with the same weights after an interruption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECIPE = TrainingConfig(channels=(4, 8), steps=60, batch_size=2, learning_rate=1
 
 
 def balls(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy volumes with one bright and one dark ball each, and their one-hot targets."""
+    """Return noisy volumes with one bright and one dark ball each, and their one-hot targets."""
     rng = np.random.default_rng(seed)
     axes = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
     images, targets = [], []

@@ -36,7 +36,7 @@ def device() -> torch.device:
 def test_a_brats_sized_volume_takes_at_most_a_tenth_longer_than_monais_inferer_alone(
     device: torch.device, amp: bool
 ) -> None:
-    """Both from an array in memory to an array in memory, with the same windows; the median of seven, interleaved."""
+    """Both go from array to array in memory, with the same windows; the median of seven interleaved runs counts."""
     image = np.random.default_rng(0).normal(size=(CHANNELS, 240, 240, 160)).astype(np.float32)
     patch = (128, 128, 128)
     model = build_unet(LEVELS, in_channels=CHANNELS, out_channels=CLASSES, seed=1).to(device).eval()

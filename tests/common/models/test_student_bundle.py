@@ -1,4 +1,5 @@
-"""The exported student is a MONAI bundle that MONAI itself accepts, runs and loads, with its privacy facts inside.
+"""Tests that the exported student is a bundle that MONAI accepts, runs and loads, with its privacy facts
+inside.
 
 ``verify_metadata`` reads the schema from ``filepath`` when that file exists and its hash is as given, and downloads it
 otherwise; it is called as a function and as ``python -m monai.bundle verify_metadata``. Tests have no network, so the
@@ -94,7 +95,7 @@ def bundle(model: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def scan(tmp_path: Path) -> Path:
-    """A volume that lies left-to-right reversed, off centre and on other voxels than the study's."""
+    """Write a volume that is reversed left to right, off centre and on other voxels than the study's."""
     affine = np.diag([-1.4, 1.2, 1.0, 1.0])
     affine[:3, 3] = (10, 20, -30)
     values = gaussian_filter(np.random.default_rng(0).normal(size=(13, 18, 25)), 1.5).astype(np.float32)
@@ -142,7 +143,7 @@ def test_the_check_has_teeth(model: torch.nn.Module, tmp_path: Path) -> None:
 
 
 def monai_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """MONAI's own command line, in a process of its own; it needs the package fire, which is in the dev extra."""
+    """Run MONAI's own command line in a separate process; it needs the package fire, which is in the dev extra."""
     pytest.importorskip("fire", reason="MONAI's command line needs fire; it is in the dev extra")
     command = [sys.executable, "-W", "ignore", "-m", "monai.bundle", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)

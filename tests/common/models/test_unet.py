@@ -1,4 +1,4 @@
-"""The network: made from a seed, stored as plain weights, and nothing else is accepted back."""
+"""Tests the network: it is made from a seed and stored as plain weights, and nothing else can be loaded."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_the_papers_network_has_four_poolings_and_todays_has_none() -> None:
 
 
 def test_recipes_and_data_that_say_nothing_new_are_named_as_they_were() -> None:
-    """Trainings, caches and studies go by these words; those of 0.2.0 keep theirs."""
+    """Trainings, caches and studies are identified by these texts; those of 0.2.0 must not change."""
     assert repr(TrainingConfig((4, 8))) == (
         "TrainingConfig(channels=(4, 8), steps=300, batch_size=2, learning_rate=0.01, patch=(), augmentation='smooth', "
         "amp=False)"

@@ -1,4 +1,6 @@
-"""What releases cost. Oracles: a 200-bit integral of the privacy loss, published figures, a second algorithm (PLD)."""
+"""Tests what releases cost. Oracles: a 200-bit integral of the privacy loss, published figures, a second algorithm
+(PLD).
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ TABLE = [
 
 
 def hockey_stick(mu: float, epsilon: float) -> mpmath.mpf:
-    """δ by its definition: ∫ (p(x) − e^ε·q(x))₊ dx for p = N(μ, 1), q = N(0, 1), integrated numerically."""
+    """Return δ by its definition: ∫ (p(x) − e^ε·q(x))₊ dx for p = N(μ, 1), q = N(0, 1), integrated numerically."""
     with mpmath.workprec(200):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         weight = mpmath.exp(e)
@@ -77,7 +79,7 @@ def hockey_stick(mu: float, epsilon: float) -> mpmath.mpf:
 
 
 def invert(function: object, target: float, low: float, high: float) -> float:
-    """The x in [low, high] where a decreasing function meets ``target``, by plain bisection."""
+    """Return the x in [low, high] where a decreasing function meets ``target``, by plain bisection."""
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) > target else (low, middle)  # type: ignore[operator]
@@ -161,7 +163,7 @@ def test_the_order_of_the_accountants_holds_at_the_ends_where_fixed_orders_break
 
 
 def test_rdp_is_the_minimum_over_orders_of_the_improved_conversion() -> None:
-    """Against 40-digit minimisation of αμ²/2 + log(1 − 1/α) − log(δα)/(α − 1)."""
+    """The oracle minimises αμ²/2 + log(1 − 1/α) − log(δα)/(α − 1) with 40 digits."""
     for mu, delta in [(0.05, 1e-5), (1.0, 1e-3), (2.0833, 1e-3), (12.0, 1e-6)]:
         with mpmath.workdps(40):
 
@@ -230,7 +232,7 @@ def test_the_relation_doubles_mu_and_nothing_else(relation: Relation) -> None:
 
 
 def test_zero_out_epsilons_are_far_larger_under_replace_one() -> None:
-    """Published pairs at δ = 1e-3: what zero-out calls 1, 2, 4, 8 is replace-one 2.30, 4.71, 9.82, 20.8."""
+    """At δ = 1e-3, published pairs are 1, 2, 4, 8 under zero-out and 2.30, 4.71, 9.82, 20.8 under replace-one."""
     for zero_out, replace_one in [(1, 2.30), (2, 4.71), (4, 9.82), (8, 20.8)]:
         mu = invert(lambda c, e=zero_out: epsilon_exact(1 / c**2, 1e-3), zero_out, 0.01, 50) ** -1
         assert epsilon_exact(4 * mu * mu, 1e-3) == pytest.approx(replace_one, rel=5e-3)
@@ -260,7 +262,7 @@ def test_the_limit_is_kept_within_the_budget_by_an_independent_integral() -> Non
 
 
 def test_the_samplers_share_of_delta_covers_every_allowed_release_at_every_allowed_epsilon() -> None:
-    """(1 + e^ε)·τ is what a total variation of τ adds to δ; e < 2.7182818285."""
+    """A total variation of τ adds (1 + e^ε)·τ to δ; e < 2.7182818285."""
     factor = 1 + Fraction(27182818285, 10**10) ** int(MAX_GUARANTEE_EPSILON)
     assert factor * MAX_POOL_COORDINATES * SAMPLER_TV <= SAMPLER_DELTA
     with pytest.raises(InvalidInput, match=r"^epsilon .*got"):
@@ -335,7 +337,7 @@ def test_a_guarantee_always_says_accountant_delta_unit_and_relation() -> None:
 
 
 def test_a_patient_known_at_g_sites_moves_the_sum_g_times_as_far() -> None:
-    """By brute force on whole-number codes: the largest distance between two worlds is g·Δ, no more, and is reached."""
+    """Brute force on whole-number codes: the largest distance between two worlds is exactly g·Δ."""
     radius, sites = 2, 3
     ball = [np.array(p) for p in np.ndindex(5, 5) if (p[0] - 2) ** 2 + (p[1] - 2) ** 2 <= radius**2]
     ball = [p - 2 for p in ball]
@@ -350,7 +352,7 @@ def test_a_patient_known_at_g_sites_moves_the_sum_g_times_as_far() -> None:
 
 @pytest.mark.parametrize(("group", "epsilon"), [(1, 8.0), (2, 20.8), (8, 189.0)])
 def test_group_privacy_costs_the_published_epsilons(group: int, epsilon: float) -> None:
-    """At (8, 1e-3): two units together have 20.8, eight (a site's eight voters that share anything) have 189."""
+    """At (8, 1e-3), two units together have 20.8, and eight (a site's eight voters that share anything) have 189."""
     budget = Budget(8.0, 1e-3)
     spent = max_mu_squared(AccountantName.EXACT, budget)
     promise = guarantee(spent, budget, Protection(Unit.PATIENT, Relation.REPLACE_ONE), "exact", group=group)

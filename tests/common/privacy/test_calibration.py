@@ -1,4 +1,4 @@
-"""How much noise a plan needs. The filter is the oracle: it is asked, release by release, in exact rationals."""
+"""Tests how much noise a plan needs; the oracle asks the privacy filter, release by release, in exact rationals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan(queries: int, accountant: AccountantName = AccountantName.EXACT, **chan
 
 
 def test_the_papers_headline_needs_the_published_noise() -> None:
-    """K = 8, N = 80, (8, 1e-3), codes in the unit ball, noise on the mean: 1.073343 exact, 1.162872 RDP."""
+    """For K = 8, N = 80, (8, 1e-3) and codes in the unit ball, noise on the mean is 1.073343 exact, 1.162872 by RDP."""
     per_mean = {name: float(plan(80, name).noise_std) / R / 8 for name in AccountantName}
     assert per_mean[AccountantName.EXACT] == pytest.approx(1.073343, abs=1e-6)
     assert per_mean[AccountantName.RDP] == pytest.approx(1.162872, abs=1e-6)

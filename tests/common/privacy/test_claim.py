@@ -1,4 +1,6 @@
-"""The audit's own claim, against published numbers and an integral; and that it shares nothing with what it audits."""
+"""Tests the audit's own claim against published numbers and an integral, and that it shares no code with the
+accountant.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def test_the_claimed_mu_gives_the_noise_of_the_published_table(epsilon: float, d
 def test_delta_at_the_claimed_mu_is_the_integral_of_what_the_likelihood_ratio_passes(
     epsilon: float, delta: float
 ) -> None:
-    """δ = ∫ max(0, φ(x − μ) − e^ε·φ(x)) dx, integrated and not in closed form."""
+    """The test integrates δ = ∫ max(0, φ(x − μ) − e^ε·φ(x)) dx numerically."""
     mu = claimed_mu(epsilon, delta)
     start = epsilon / mu + mu / 2  # where the two densities cross
     with mpmath.workdps(40):
@@ -73,7 +75,7 @@ def test_the_claim_is_worked_out_without_any_of_what_is_audited() -> None:
 
 @pytest.mark.parametrize(("sites", "colluders"), [(3, 1), (4, 2), (8, 1), (64, 5), (5, 0)])
 def test_shares_carry_the_noise_to_the_last_digit_or_are_found(sites: int, colluders: int) -> None:
-    """σ = n, n = K − t: the share is √n, which a rational misses by as little as one likes on either side."""
+    """For σ = n and n = K − t the share is √n, which a rational can miss by arbitrarily little on either side."""
     honest = sites - colluders
     digits = 10**30
     below = Fraction(isqrt(honest * digits**2 - 1), digits)

@@ -31,7 +31,7 @@ SEALED = study(aggregation="sealed-sum", colluders=2, spare_draws=1)
 
 @pytest.mark.parametrize(("sites", "colluders"), [(3, 1), (8, 2), (64, 5), (4, 0)])
 def test_what_a_coalition_does_not_know_of_the_noise_is_what_it_is_charged(sites: int, colluders: int) -> None:
-    """The variance left is that of the shares of the others, added up by hand."""
+    """The remaining variance is the sum over the other sites' shares."""
     mechanism = Mechanism(4, 1 << 16, 1, Fraction(70_001), colluders=colluders)
     share = share_std(mechanism, sites=sites)
     for knowing in range(sites):
@@ -50,7 +50,9 @@ def test_a_party_with_fewer_noise_shares_has_a_smaller_epsilon_and_t_colluders_h
 
 
 def test_over_rosters_of_several_sizes_each_partys_epsilon_is_that_of_its_worst_roster() -> None:
-    """Without a share the largest roster is the worst, with one share too many the smallest: each of them tried."""
+    """Without a share, the largest roster is the worst; with one share too many, the smallest. The test tries every
+    size.
+    """
     terms = Fraction(4), BUDGET, HIDDEN, AccountantName.EXACT
     each = [against_whom(*terms, least=sites, most=sites, colluders=1) for sites in range(3, 9)]
     found = against_whom(*terms, least=3, most=8, colluders=1)
@@ -133,7 +135,7 @@ FACTS = BundlePrivacy(
 
 
 def test_an_open_study_says_all_that_its_operator_is_trusted_with() -> None:
-    """An operator can invent the other hospitals, and release one hospital's code alone with the noise."""
+    """The operator could invent the other hospitals, and release a single hospital's code with the noise."""
     said = " ".join(consent_text.for_site(study()).split())
     assert "TRUSTED to add the noise and to ask real hospitals" in said
     assert "not that noise was added or that the other hospitals on a roster exist" in said

@@ -1,4 +1,4 @@
-"""What is said before consent: the plain sentence, groups, δ against the number of units; independent oracles."""
+"""Tests what a hospital reads before consent: the plain sentence, groups, and δ against the number of units."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUDGETS = [(8.0, 1e-3), (8.0, 1e-5), (1.0, 1e-5), (0.25, 1e-6)]
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """μ with δ(ε) = δ, from the curve in scipy's normal distribution."""
+    """Return the μ with δ(ε) = δ, from the curve in scipy's normal distribution."""
 
     def left(mu: float) -> float:
         high, low = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.cdf(-mu / 2 - epsilon / mu)
@@ -40,7 +40,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """ε with δ(ε) = δ, from scipy's logarithms of the normal distribution."""
+    """Return the ε with δ(ε) = δ, from scipy's logarithms of the normal distribution."""
 
     def left(epsilon: float) -> float:
         high, low = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.logcdf(-mu / 2 - epsilon / mu)
@@ -62,7 +62,7 @@ def test_the_best_guess_is_what_integrating_both_densities_gives(epsilon: float,
 
 @pytest.mark.parametrize("mu_squared", [Fraction(1, 10**9), Fraction(1, 7), Fraction(3), Fraction(41, 3), Fraction(60)])
 def test_the_odds_are_never_below_those_of_the_exact_formula_with_the_samplers_share(mu_squared: Fraction) -> None:
-    """Φ(μ/2) and half of what the sampler may be told from a Gaussian by, in fifty digits."""
+    """The oracle has fifty digits: Φ(μ/2), plus half the distance between the sampler and a Gaussian."""
     with mpmath.workdps(50):
         mu = mpmath.sqrt(mpmath.mpf(mu_squared.numerator) / mu_squared.denominator)
         exact = mpmath.ncdf(mu / 2) + mpmath.mpf(SAMPLER_DELTA.numerator) / SAMPLER_DELTA.denominator / 2

@@ -1,4 +1,4 @@
-"""No figure is written smaller than it is: ε, δ and chances are rounded up, by less than one unit of the last digit."""
+"""Tests that ε, δ and chances are rounded up when written, by less than one unit of the last digit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BESIDE_A_SHORT_DECIMAL = st.builds(lambda short, steps: short + steps * math.ulp
 
 
 def unit_of_the_last_digit(value: Fraction, digits: int) -> Fraction:
-    """10^(e − digits + 1) for 10^e ≤ value < 10^(e+1), by integers alone."""
+    """Return 10^(e − digits + 1) for 10^e ≤ value < 10^(e+1), by integers alone."""
     exponent = len(str(value.numerator)) - len(str(value.denominator))
     while Fraction(10) ** exponent > value:
         exponent -= 1
@@ -61,7 +61,7 @@ def test_a_written_epsilon_is_never_below_the_true_one_and_no_further_above_than
 def test_a_written_epsilon_is_what_was_typed_or_not_below_the_exact_value_of_the_float(
     epsilon: float, digits: int
 ) -> None:
-    """As rationals: 1.1 prints as it was typed; its two neighbours, which nobody types, are rounded up exactly."""
+    """As rationals, 1.1 prints as it was typed. Its two neighbours, which nobody types, are rounded up exactly."""
     written, true, typed = Fraction(epsilon_text(epsilon, digits)), Fraction(epsilon), Decimal(repr(epsilon))
     if len(typed.normalize().as_tuple().digits) <= digits:
         assert written == Fraction(typed)
@@ -128,7 +128,7 @@ def test_deltas_read_as_they_were_typed() -> None:
 def test_written_noise_is_never_above_what_is_drawn_and_no_further_below_than_its_last_digit(
     noise: float | Fraction, digits: int
 ) -> None:
-    """Of floats and rationals alike, taken exactly: 0.1 as a float64 is above a tenth, 0.3 below three tenths."""
+    """Floats and rationals are taken exactly: 0.1 as a float64 is above a tenth, 0.3 below three tenths."""
     written, true = Fraction(noise_text(noise, digits)), Fraction(noise)
     step = unit_of_the_last_digit(true, digits)
     assert written <= true < written + step
@@ -143,7 +143,7 @@ def test_noise_reads_as_people_write_it() -> None:
 
 
 def test_a_studys_noise_multiplier_is_never_more_than_its_sigma_over_delta() -> None:
-    """By rationals: σ is on the integer sum, and Δ = 2·m·R where one hospital may be replaced by any other."""
+    """In rationals, σ is on the integer sum, and Δ = 2·m·R if one hospital may be replaced by any other."""
     for epsilon, queries, voters in product((0.5, 1.1, 3.3, 8.0), (1, 7, 80), (1, 3)):
         protection = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
         noise_std = calibrate(

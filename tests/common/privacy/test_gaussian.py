@@ -1,4 +1,5 @@
-"""The sampler is an exact rounded Gaussian. Oracles: mpmath at 400 bits, and tests shown to reject a wrong σ.
+"""Tests that the sampler is an exact rounded Gaussian. Oracles: mpmath at 400 bits, and tests that reject a
+wrong σ.
 
 The random bits come from the operating system, so thresholds are set for one false alarm in a million or fewer.
 """
@@ -36,13 +37,13 @@ def upper_tail(x: Fraction | mpmath.mpf) -> mpmath.mpf:
 
 
 def probability(k: int, std: Fraction) -> mpmath.mpf:
-    """P(round(N(0, σ²)) = k) at 400 bits."""
+    """Return P(round(N(0, σ²)) = k) at 400 bits."""
     with mpmath.workprec(400):
         return upper_tail((Fraction(k) - Fraction(1, 2)) / std) - upper_tail((Fraction(k) + Fraction(1, 2)) / std)
 
 
 def feed(*chunks: bytes) -> Callable[[int], bytes]:
-    """An entropy source that hands out given bytes, checking the amounts asked for."""
+    """Return an entropy source that hands out these bytes and checks the requested amounts."""
     queue = list(chunks)
 
     def entropy(size: int) -> bytes:
@@ -88,7 +89,7 @@ def test_moments_are_those_of_the_rounded_gaussian(std: Fraction) -> None:
 
 
 def kolmogorov_distance(draws: np.ndarray, std: float) -> float:
-    """sup |F_n − F| over the half-integers, where the rounded Gaussian's F is Φ((k + ½)/σ) exactly."""
+    """Return sup |F_n − F| over the half-integers, where the rounded Gaussian's F is exactly Φ((k + ½)/σ)."""
     values, counts = np.unique(draws, return_counts=True)
     empirical = np.cumsum(counts) / draws.size
     above = np.abs(empirical - stats.norm.cdf((values + 0.5) / std))
@@ -154,7 +155,7 @@ def test_the_fast_and_the_exact_path_give_the_same_number_for_the_same_bits(std:
     ("std", "k"), [(s, k) for s in STDS if s < 2**30 for k in (0, 1, 7, 100_000) if (k + 1) / s <= 8 or k == 0]
 )
 def test_bits_on_either_side_of_a_boundary_round_to_either_side(std: Fraction, k: int) -> None:
-    """Take the exact boundary probability between k and k + 1, write it in bits, and step just over and just under."""
+    """The test writes the exact probability between k and k + 1 in bits, and steps just above and just below it."""
     with mpmath.workprec(600):
         boundary = int(mpmath.floor(upper_tail((Fraction(k) + Fraction(1, 2)) / std) * mpmath.mpf(2) ** 192))
     for step, expected in ((1, k), (-1, k + 1)):
@@ -169,7 +170,7 @@ def test_bits_on_either_side_of_a_boundary_round_to_either_side(std: Fraction, k
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "std"), [(2, 100), (2, 2**30), (15, 100), (16, 2**30), (18, 100)])
 def test_a_string_of_zero_bits_reaches_far_into_the_tail_instead_of_failing(words: int, std: int) -> None:
-    """Also beyond what float64 can hold, from 16 words on: P lies in [1, 2]·2^−64(words + 1)."""
+    """From 16 words on, this is beyond what float64 can hold: P lies in [1, 2]·2^−64(words + 1)."""
     zeros, one = bytes(8), (1).to_bytes(8, "little")
     source = feed(*[zeros] * words, one, *(os.urandom(8) for _ in range(3)))
     value = int(sample(1, Fraction(std), entropy=source)[0])

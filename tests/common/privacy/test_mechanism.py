@@ -23,6 +23,6 @@ def test_noise_whose_cost_could_not_be_written_down_is_refused_where_it_is_read(
     [(1.0, 65_536), (1.00001, 65_536), (0.99999, 65_535), (1.5, 98_304), (2.0**-16, 1), (1.9999 * 2.0**-16, 1)],
 )
 def test_a_clipping_norm_between_two_grid_steps_is_the_lower_one(radius: float, steps: int) -> None:
-    """A code that is clipped to the grid's radius is never longer than the norm C that was agreed."""
+    """A code clipped to the grid's radius is never longer than the agreed norm C."""
     assert radius_int(radius) == steps
     assert Fraction(steps, 2**16) <= Fraction(radius)

@@ -1,4 +1,4 @@
-"""The audit alarms on broken mechanisms and not on the true one.
+"""Tests that the audit raises alarms on broken mechanisms and none on the true one.
 
 Mutations patch the production objects themselves (the sampler inside ``noisy_sum``, the norm tests, calibration), so
 what the suite shows is the audit's power over this code. The repetitions are marked slow; `make test-audit` makes
@@ -211,7 +211,7 @@ def test_five_per_cent_less_noise_is_seen_by_the_tests_of_the_noise(monkeypatch:
 
 @pytest.mark.slow
 def test_at_epsilon_one_and_a_half_the_tests_of_the_noise_see_what_the_pairs_mostly_cannot() -> None:
-    """There the pairs see a fifth less noise in about one audit of 75, the tests of the noise in every one."""
+    """The pairs find a fifth less noise in about one audit of 75; the tests of the noise find it in every audit."""
     times = min(AUDITS, 4)
     assert [run(study(epsilon=1.5), all_tests=True).alarms for _ in range(times)] == [()] * times
     seen = 0
@@ -241,7 +241,7 @@ def gaussian_pair(mu: float, runs: int, seed: int) -> tuple[np.ndarray, np.ndarr
 
 @pytest.mark.slow
 def test_the_bound_on_mu_is_valid_at_its_confidence_and_close_below() -> None:
-    """1000 audits of a mechanism whose μ is known exactly, at 90 %: at most one in ten may pass it."""
+    """In 1000 audits of a mechanism with known μ, the 90 % bound may exceed μ at most in every tenth."""
     bounds = np.array([mu_lower_bound(*gaussian_pair(2.0, 1000, seed), confidence=0.9) for seed in range(1000)])
     assert (bounds > 2.0).mean() < 0.10
     assert 1.6 < float(np.median(bounds)) < 2.0
@@ -274,7 +274,7 @@ def test_the_distribution_test_accepts_sigma_and_rejects_five_per_cent_and_other
 
 
 def test_the_confidence_bound_on_a_rate_matches_its_definition() -> None:
-    """Clopper–Pearson: the rate at which seeing so few has probability α."""
+    """By Clopper–Pearson, the bound is the rate at which so few events have probability α."""
     for count, of in [(0, 50), (3, 100), (40, 1000)]:
         rate = float(audit_module._upper_rate(np.array([count]), of, 0.01)[0])
         assert stats.binom.cdf(count, of, rate) == pytest.approx(0.01, rel=1e-9)

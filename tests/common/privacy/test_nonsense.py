@@ -1,4 +1,4 @@
-"""NaN, infinite, zero and negative parameters are refused by every public function of the privacy core.
+"""Tests that every public function of the privacy core refuses NaN, infinite, zero and negative parameters.
 
 One table names every public function and every number it takes; a function that is not in it fails the first test.
 """
@@ -107,12 +107,12 @@ Call = Callable[[Any], object]
 
 
 def each(call: Callable[..., object], *names: str) -> list[Call]:
-    """The number that is tried as each of these settings in turn; the others are sound."""
+    """Return calls that try the number as each of these settings in turn; the others are valid."""
     return [lambda x, name=name: call(**{name: x}) for name in names]
 
 
 def turned(call: Callable[..., object], *sound: object) -> list[Call]:
-    """The number that is tried in place of each argument in turn."""
+    """Return calls that try the number in place of each argument in turn."""
     return [lambda x, at=at: call(*sound[:at], x, *sound[at + 1 :]) for at in range(len(sound))]
 
 
@@ -444,7 +444,7 @@ def test_a_number_past_its_limit_is_refused(what: str) -> None:
 
 
 def test_the_table_calls_what_it_says_and_sound_numbers_pass() -> None:
-    """So that a refusal above is about the number: the same calls with a sound one in its place succeed."""
+    """The same calls succeed with a valid number, so each refusal above is about the number."""
     for sound in (
         lambda: mechanism(),
         lambda: spec(),

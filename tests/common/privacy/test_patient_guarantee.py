@@ -1,4 +1,4 @@
-"""Training and releases are combined as the smaller of the two only where that is true."""
+"""Tests that training and releases are combined as the smaller of the two only if that is valid."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_no_patient_is_ever_promised_what_protection_refuses() -> None:
 def test_a_patient_inside_a_zeroed_hospital_costs_what_replacing_the_hospital_costs(
     accountant: str, share: Fraction
 ) -> None:
-    """The oracle is the ledger's own composition of the same releases under replace-one: Δ = 2mR instead of mR."""
+    """The oracle is the ledger's composition of the same releases under replace-one: Δ = 2mR instead of mR."""
     budget, mechanism = Budget(4.0, 1e-5), Mechanism(8, 1000, 3, Fraction(5000))
     zeroed, replaced = (mechanism.mu_squared(Protection(Unit.HOSPITAL, relation)) for relation in (OUT, ONE))
     count = share * max_mu_squared(AccountantName.EXACT, budget) / zeroed
@@ -146,7 +146,7 @@ def test_trainings_of_one_voter_add_up_and_voters_of_one_deal_do_not() -> None:
 
 
 def test_patients_who_were_dealt_anew_may_have_met_a_voter_of_each_deal_so_everything_adds_up() -> None:
-    """Full batches: one Gaussian of Σ1/z², whose ε follows from the exact curve."""
+    """Full batches make one Gaussian of Σ1/z², whose ε follows from the exact curve."""
     z = Fraction(5)
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), z, 10)
     again = Trainings((Training(0, "first", "dp-sgd", event), Training(1, "second", "dp-sgd", event)))

@@ -1,4 +1,4 @@
-"""``consilium plan`` as a user meets it, and the settings that ``consilium audit`` shares with it."""
+"""Tests ``consilium plan`` as a user runs it, and the settings that ``consilium audit`` shares with it."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_code_of_another_length_than_the_spectrum_is_refused(tmp_path: Path) -
 
 
 def examples_of(app: typer.Typer) -> list[str]:
-    """The commands that its help gives as examples."""
+    """Return the commands that the help gives as examples."""
     code, text = call(app, "--help")
     assert code == 0
     assert "\\" not in text

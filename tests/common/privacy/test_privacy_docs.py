@@ -1,4 +1,4 @@
-"""docs/privacy.md says what the code does: the tests and modules it names exist, its table is computed."""
+"""Tests that docs/privacy.md describes the code: its tests and modules exist, and its table is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms never grow. The oracle is arithmetic in Python's unbounded integers and rationals."""
+"""Tests that norms never grow. The oracle computes with Python's unbounded integers and rationals."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def test_inside_the_ball_quantising_is_truncation_towards_zero(code: np.ndarray)
 @settings(max_examples=150)
 @given(code=codes(), radius_int=st.integers(1, (1 << 40) - 1))
 def test_norms_never_grow_through_clip_and_quantisation(code: np.ndarray, radius_int: int) -> None:
-    """In exact rationals: ‖q‖·2⁻¹⁶ ≤ ‖clip(x)‖ ≤ min(C, ‖x‖).
+    """In exact rationals, ‖q‖·2⁻¹⁶ ≤ ‖clip(x)‖ ≤ min(C, ‖x‖). ‖x‖ allows for float64's rounding of the norm; the radius
+    allows for none.
 
     ‖x‖ allows for float64's rounding of the norm; the radius allows for none.
     """
@@ -98,7 +99,9 @@ def test_norms_never_grow_through_clip_and_quantisation(code: np.ndarray, radius
 
 
 def test_a_norm_that_float64_rounds_down_to_the_radius_is_still_brought_within_it() -> None:
-    """Integer points just outside the circle, so near that their float64 norm equals R: clip cannot see them."""
+    """The integer points lie so close outside the circle that their float64 norm equals R, so clip cannot
+    notice them.
+    """
     radius_int, found = 1 << 39, 0
     for b in range(10**11, 10**11 + 200_000):
         a = math.isqrt(radius_int**2 - b * b) + 1
@@ -121,7 +124,7 @@ def test_truncation_is_towards_zero_on_both_sides() -> None:
 def test_rounding_of_large_norms_in_float64_cannot_pass_the_integer_radius(
     size: int, radius_int: int, seed: int
 ) -> None:
-    """Above 2^26 the float64 norm cannot see single steps; the exact test must."""
+    """Above 2^26 float64 norms do not resolve single steps; the exact test must."""
     code = np.random.default_rng(seed).normal(size=size) * radius_int * 1e3
     q = quantise(code, radius_int=radius_int)
     total = sum(int(v) ** 2 for v in q)
@@ -183,7 +186,7 @@ def test_the_norm_test_judges_int64_vectors_only(code: np.ndarray) -> None:
 
 
 class Subclass(np.ndarray):
-    """An array whose methods may be other ones than numpy's."""
+    """An array whose methods may differ from numpy's."""
 
 
 def test_a_masked_array_cannot_hide_a_value_from_the_norm_test() -> None:
@@ -200,13 +203,13 @@ def test_a_masked_array_cannot_hide_a_value_from_the_norm_test() -> None:
 
 @pytest.mark.parametrize("radius", [5e-324, 2.0**-1060])
 def test_clipping_to_the_smallest_floats_ends(radius: float) -> None:
-    """Rounding up kept the norm above the radius for ever."""
+    """Formerly rounding up kept the norm above the radius, and the loop never ended."""
     assert np.linalg.norm(clip(np.ones(3), radius=radius)) <= radius
 
 
 @pytest.mark.parametrize("radius", [2.27e-159, 1.11e-156, 2e154, 1e200, 1.7e308])
 def test_clipping_to_radii_whose_squares_over_or_underflow_ends(radius: float) -> None:
-    """numpy's norm was infinite, or rounded up by far, and stayed above the radius for ever."""
+    """Formerly numpy's norm was infinite or far too large, and the loop never ended."""
     clipped = clip(np.full(19, 1.7e308), radius=radius)
     assert np.linalg.norm(clipped / radius) == pytest.approx(1)
 

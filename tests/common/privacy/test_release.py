@@ -1,4 +1,4 @@
-"""The one release function: exact sums, the norm test repeated, fresh noise every time."""
+"""Tests the one release function: exact sums, a repeated norm test, and fresh noise every time."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_arguments_are_untouched_nothing_is_logged_and_refusals_quote_no_code(ca
 
 
 def test_rounding_commutes_with_the_integer_sum() -> None:
-    """Why the analytic curve holds: round(x + s) = round(x) + s for every integer s, on the same Gaussian draw."""
+    """The analytic curve holds because round(x + s) = round(x) + s for every integer s, on the same Gaussian draw."""
     rng = np.random.default_rng(3)
     x, shift = rng.normal(size=1000) * 50, rng.integers(-1000, 1000, size=1000)
     assert np.array_equal(np.floor(x + shift + 0.5), np.floor(x + 0.5) + shift)

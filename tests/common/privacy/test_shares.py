@@ -66,7 +66,7 @@ def test_a_sum_that_honest_sites_cannot_have_made_is_refused(extra: int) -> None
 def test_the_worst_honest_sites_are_refused_once_in_a_million_sums_and_not_more_often(
     dimension: int, sites: int
 ) -> None:
-    """By Boost's noncentral χ²: every site sends the longest code, all in one direction."""
+    """The test uses Boost's noncentral χ²: every site sends the longest code, all in one direction."""
     one = mechanism(dimension=dimension)
     std = float(one.noise_std) * (sites / (sites - 1)) ** 0.5
     longest, rounding = sites * 65_536, dimension**0.5 * sites / 2
@@ -85,7 +85,7 @@ def test_a_bound_beyond_the_reach_of_the_exact_quantile_alarms_no_more_often() -
 
 
 def test_a_push_of_twenty_five_balls_is_refused_where_it_passed_before() -> None:
-    """The note's first setting: hospital, ε = 8, N = 4, K = 8, l = 24. Up to 35·m·R passed in 95 % of sums."""
+    """At the note's first setting (hospital, ε = 8, N = 4, K = 8, l = 24), up to 35·m·R passed in 95 % of sums."""
     one, sites, rng = mechanism(dimension=24, noise_std=Fraction(125_834)), 8, np.random.default_rng(3)
     share = float(shares.share_std(one, sites=sites))
 
@@ -105,13 +105,15 @@ def test_a_push_of_twenty_five_balls_is_refused_where_it_passed_before() -> None
 def test_honest_sums_are_together_too_long_once_in_a_million_and_several_small_pushes_are_found(
     dimension: int, sites: int, sums: int
 ) -> None:
-    """By Boost's noncentral χ²: so many sums at the edge of the law, and a push that each of them lets pass."""
+    """The test uses Boost's noncentral χ² for sums at the edge of the honest range, and for a push that each sum
+    allows.
+    """
     one, worst = mechanism(dimension=dimension), sites * 65_536
     std = float(one.noise_std) * (sites / (sites - 1)) ** 0.5
     noncentrality = (worst / std) ** 2
 
     def together(squared: float) -> shares.Length:
-        """``sums`` sums, each of this squared norm in units of its noise."""
+        """Return the joint length of ``sums`` sums, each of this squared norm in units of its noise."""
         sum_ = np.zeros(dimension, dtype=np.int64)
         sum_[0] = round(std * squared**0.5 + dimension**0.5 * sites / 2)
         total = shares.Length()

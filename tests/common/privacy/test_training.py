@@ -1,4 +1,4 @@
-"""Training events: golden ε, both relations, both samplings, and plans that fit."""
+"""Tests training events: golden ε, both relations, both samplings, and plans that fit."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_a_training_of_epsilon_8_under_add_remove_is_reported_as_13_4_under_repl
 @pytest.mark.parametrize("delta", [1e-9, 1e-10, 1e-12, 1e-14, 1e-16, 1e-300])
 @pytest.mark.parametrize(("z", "steps"), [("100", 10_000), ("5", 100), ("2", 1)])
 def test_epsilon_is_never_below_the_exact_curve_however_small_delta_is(z: str, steps: int, delta: float) -> None:
-    """At a rate of 1 the truth is the Gaussian curve."""
+    """At a rate of 1 the true ε follows from the Gaussian curve."""
     stated = epsilon_of(poisson("1", z, steps), delta=delta, neighbours=ADD)
     assert epsilon_exact(steps / Fraction(z) ** 2, delta) <= stated < inf
 
 
 def test_epsilon_is_never_below_the_subsampled_curve_at_a_small_delta() -> None:
-    """The truth by Fourier-Laplace inversion (a program of its own): 37.5411. It was stated as 37.2256."""
+    """A separate program computed the true ε, 37.5411, by Fourier-Laplace inversion; formerly 37.2256 was stated."""
     assert 37.5411 <= epsilon_of(poisson("1/100", "1", 100_000), delta=1e-12, neighbours=ADD) < inf
 
 
@@ -105,7 +105,7 @@ def test_the_foreseen_width_of_the_losses_is_about_that_of_the_librarys_grid(
 
 @pytest.mark.slow
 def test_one_poisson_step_agrees_with_the_integral_of_its_two_densities_in_both_relations() -> None:
-    """δ(ε) = ∫ (P − e^ε Q)₊ by quadrature on a fine grid, in the worse direction; nothing of dp-accounting in it."""
+    """δ(ε) = ∫ (P − e^ε Q)₊ is integrated on a fine grid in the worse direction, without dp-accounting."""
     q, z, delta = 0.3, 0.9, 1e-3
     x = np.linspace(-14, 15, 400_001)
     without = norm.pdf(x, 0, z)
@@ -148,7 +148,7 @@ def test_noise_of_a_fixed_partition_of_twenty_passes(epsilon: float, z: float) -
 
 @pytest.mark.slow
 def test_fixed_batches_charged_as_poisson_would_claim_a_fraction_of_what_they_cost() -> None:
-    """The published classifier's batches were fixed: true ε 37.6, 9.7, 1.5 where 8, 2, .5 is claimed."""
+    """The published classifier's batches were fixed, so its true ε is 37.6, 9.7, 1.5 where 8, 2, .5 is claimed."""
     for z, steps, pca, claimed, true in (("1", 1800, 4, 8, 37.6), ("2.8", 1800, 8, 2, 9.7), ("8", 600, 16, 0.5, 1.5)):
         fixed = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1, 60), Fraction(z), steps, (Fraction(pca),))
         honest = epsilon_of(fixed, delta=1e-5, neighbours=ADD)
@@ -219,7 +219,9 @@ def test_a_pca_that_costs_more_than_the_plan_is_refused() -> None:
 
 @pytest.mark.parametrize(("steps", "batches"), [(39, 10), (40, 10), (41, 10), (1, 10), (7, 3), (10, 1)])
 def test_a_fixed_partition_costs_what_the_patient_who_was_drawn_most_often_lost(steps: int, batches: int) -> None:
-    """Batches take turns; μ² is counted patient by patient. 39 steps over ten batches at z = 2: ε is 4.38, not 3.71."""
+    """Batches take turns, and μ² is counted for each patient: 39 steps over ten batches at z = 2 give ε 4.38,
+    not 3.71.
+    """
     turns = [step % batches for step in range(steps)]
     most = max(turns.count(batch) for batch in range(batches))
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1, batches), Fraction(2), steps)

@@ -1,4 +1,4 @@
-"""A voter's statistics of its structures: what they hold, and what they never hold."""
+"""Tests a voter's statistics of its structures: which values they contain, and which they never contain."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def volume(seed: int) -> tuple[Float[np.ndarray, "k x y z"], Float[np.ndarray, "
 
 
 def relative(image: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
-    """The image with weighted mean 0 and spread 1 a channel, by numpy's own weighted statistics."""
+    """Return the image with weighted mean 0 and spread 1 for each channel, by numpy's weighted statistics."""
     found = []
     for values in image.astype(np.float64):
         mean = np.average(values, weights=WINDOW)
@@ -102,7 +102,7 @@ def test_a_structure_that_is_found_nowhere_says_nothing(encoder: AppearanceEncod
 
 
 def test_whatever_a_voter_says_is_clipped_to_the_radius(encoder: AppearanceEncoder, frame: Frame) -> None:
-    """The few voxels that it says a structure has are the brightest of all, in every channel."""
+    """The few voxels of its structure are the brightest of all, in every channel."""
     _, image = volume(1)
     labels, corner = np.zeros((3, *GRID), np.float32), (slice(0, 3),) * 3
     labels[0], labels[:, *corner], image[:, *corner] = 1, np.array([0, 1, 0]).reshape(3, 1, 1, 1), 1e4

@@ -1,4 +1,4 @@
-"""The joint query's linear algebra against dense Gaussian conditioning and plain projections."""
+"""Tests the joint query's linear algebra against dense Gaussian conditioning and plain projections."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan(moves: np.ndarray, *, noise_std: float = 0.01) -> Frame:
 
 
 def dense_basis(planned: Frame) -> np.ndarray:
-    """The directions asked about, over all coordinates of all volumes, volume by volume."""
+    """Return the asked directions over all coordinates of all volumes, volume by volume."""
     full = np.zeros((planned.dimension, VOLUMES, LENGTH))
     full[:, :, :KEPT] = planned.basis[planned.weights > 0]
     return full.reshape(planned.dimension, -1)
@@ -109,7 +109,7 @@ def test_a_mean_of_joint_codes_reads_as_the_joint_code_of_the_mean() -> None:
 
 
 def test_the_estimate_is_the_gaussian_posterior() -> None:
-    """Oracle: one dense covariance over all coordinates, conditioned by a linear solve."""
+    """The oracle conditions one dense covariance over all coordinates by a linear solve."""
     planned, rng = frame(noise_std=0.05), np.random.default_rng(4)
     seen = Observation(value=rng.normal(size=planned.dimension), variance=rng.uniform(0.05, 1, size=planned.dimension))
     found = planned.estimate(seen)
@@ -129,13 +129,13 @@ def test_where_only_noise_was_seen_the_estimate_is_the_centre() -> None:
 
 
 def noisy(planned: Frame, codes: np.ndarray, *, noise_std: float, seed: int) -> Observation:
-    """What a release of these mean codes says; a code this short is never clipped."""
+    """Return the observation that a release of these mean codes gives; codes this short are never clipped."""
     noise = np.random.default_rng(seed).normal(0, noise_std, planned.dimension)
     return planned.read(planned.encode(codes) + noise, noise_std=noise_std)
 
 
 def test_after_two_rounds_the_estimate_is_the_posterior_of_both_observations() -> None:
-    """Oracle: the dense prior covariance, conditioned once on both rounds' observations by a linear solve."""
+    """The oracle conditions the dense prior covariance once on both rounds' observations by a linear solve."""
     first, sigma = frame(noise_std=0.05), 0.05
     codes = first.centre + 0.1 * np.random.default_rng(7).normal(size=first.centre.shape)
     one = noisy(first, codes, noise_std=sigma, seed=8)
@@ -166,7 +166,7 @@ def test_the_next_round_fills_the_radius_with_what_is_still_open() -> None:
 
 @pytest.mark.parametrize("noise_std", [0.05, 0.2, 1.0])
 def test_more_rounds_of_the_same_budget_leave_less_error(noise_std: float) -> None:
-    """R rounds each have √R times the noise; what they leave open does not depend on what they say."""
+    """Each of R rounds has √R times the noise; the remaining error does not depend on the answers."""
 
     def left(rounds: int) -> float:
         sigma = noise_std * rounds**0.5

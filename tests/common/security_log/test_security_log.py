@@ -1,4 +1,6 @@
-"""Security events reach IT's own log: every kind of row has one, by a schema, and no line has anything of a patient."""
+"""Tests the security log: every kind of row has an event with a schema, and no line reveals anything about a
+patient.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ TIME = "2026-11-24T12:00:00.000000Z"
 
 
 def bodies(role: str) -> dict[str, str]:
-    """A body of every kind of row of this role, none of them made by what is tested."""
+    """Return a body of every kind of row of this role; the tested code made none of them."""
     found = {kind: body for kind, body, _ in GOLDEN[role]}
     found.setdefault("key", next(body for kind, body, _ in GOLDEN["server"] if kind == "key"))
     if role == "site":
@@ -124,7 +126,7 @@ def test_no_field_takes_free_text(event: str, text: str, data: st.DataObject) ->
 
 
 def ledgers(folder: Path) -> dict[str, LedgerSource]:
-    """Both ledgers of a life that does everything, as sources."""
+    """Return both ledgers of a history that uses every kind of row, as sources."""
     live(folder)
     return {
         "site": LedgerSource(folder / "site-ledger.sqlite", role="site", read=of_site.read_row),
@@ -266,7 +268,7 @@ def test_a_log_that_was_rotated_is_read_to_its_end_first(tmp_path: Path) -> None
 
 
 def test_nothing_that_a_site_wrote_about_a_patient_is_in_a_line(tmp_path: Path) -> None:
-    """A note, an error and a traceback in the worker's log, a path of a daemon's log: each names a patient."""
+    """A note, an error and a traceback in the worker's log, and a path of a daemon's log each name a patient."""
     path, key = tmp_path / "site-ledger.sqlite", create_signing_key(tmp_path / "key")
     chain = Chain.create(path, role="site", genesis={"site": "n"}, signing_key=key, clock=utc_now)
     append(chain, {"text": PATIENT})

@@ -1,4 +1,6 @@
-"""Heads are countersigned in C2SP's form, a proof shows that a newer one keeps an older one; oracles from outside."""
+"""Tests countersigned heads in C2SP's form, and proofs that a newer head keeps an older one, against external
+oracles.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ ROOTS = [
 
 
 def by_definition(leaves: list[bytes]) -> bytes:
-    """RFC 6962, section 2.1, word for word."""
+    """Compute the tree's root by RFC 6962, section 2.1, word for word."""
     if len(leaves) == 1:
         return hashlib.sha256(b"\0" + leaves[0]).digest()
     k = 1
@@ -91,7 +93,9 @@ NOTE = CheckpointNote(origin_of("server", "5" * 32), 7, root(LEAVES[:7])).signed
 
 
 def test_a_cosignature_is_over_the_bytes_that_the_specification_names() -> None:
-    """c2sp.org/tlog-cosignature: "cosignature/v1", "time …", then the whole note text; key hash with 0x04."""
+    """By c2sp.org/tlog-cosignature the bytes are "cosignature/v1", "time …" and the whole note; the key hash
+    uses 0x04.
+    """
     line = NOTE.cosign(WITNESS.sign, name=witness_name("north"), key=public_hex(WITNESS), time=1_700_000_000)
     message = f"cosignature/v1\ntime 1700000000\n{NOTE.origin}\n7\n{base64.b64encode(NOTE.root).decode()}\n"
     assert line.signature[:8] == (1_700_000_000).to_bytes(8, "big")
@@ -138,7 +142,7 @@ def test_a_note_of_another_form_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_a_blinding_key_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
-    """Under an empty key anybody could confirm a guessed code by the tree's root."""
+    """With an empty key anybody could confirm a guessed code by the tree's root."""
     (tmp_path / "blind.key").write_bytes(bytes(size))
     with pytest.raises(InvalidInput, match="32 bytes"):
         blinded([bytes(32)], tmp_path, make=True)
