@@ -74,7 +74,9 @@ def test_a_structure_with_a_place_has_a_mean_shape_and_one_without_has_none() ->
 @pytest.mark.parametrize("kind", ["nowhere", "file"])
 def test_a_folder_of_label_maps_that_is_none_is_named_as_such(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(InvalidInput, match=rf"folder of public label maps: got '.*{kind}'; allowed: a folder that is"):
+    with pytest.raises(
+        InvalidInput, match=rf"folder of public label maps: got '.*{kind}'; allowed: an existing folder"
+    ):
         read_shapes(tmp_path / kind)
 
 
