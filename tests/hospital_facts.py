@@ -1,4 +1,4 @@
-"""Made-up facts of a hospital's own page, and a client of that page."""
+"""Makes facts of a hospital's own page, and a client of that page."""
 
 from __future__ import annotations
 

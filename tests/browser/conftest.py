@@ -1,4 +1,4 @@
-"""A recorded study, its dashboard as a process of its own, and Debian's Chromium to look at it."""
+"""Provides a recorded study, its dashboard in a separate process, and Debian's Chromium to look at it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PASSWORD = "a long enough secret"
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A running dashboard: where it is, its process, its state directory."""
+    """Holds a running dashboard: its address, its process, its state directory."""
 
     url: str
     process: subprocess.Popen
@@ -43,7 +43,7 @@ class Dashboard:
 
     @property
     def cpu_s(self) -> float:
-        """User and system time of the process so far, from /proc."""
+        """Return the process's user and system time so far, from /proc."""
         return process_cpu_s(self.process.pid)
 
     def health(self) -> dict:
@@ -53,7 +53,7 @@ class Dashboard:
 
 @pytest.fixture(scope="session")
 def users_text(tmp_path_factory) -> bytes:
-    """The users file of an operator, ada, and a privacy officer, paul."""
+    """Return the users file with an operator, ada, and a privacy officer, paul."""
     path = tmp_path_factory.mktemp("users") / "users.json"
     UserFile(path).add("ada", Role.OPERATOR, PASSWORD)
     UserFile(path).add("paul", Role.PRIVACY_OFFICER, PASSWORD)
@@ -107,7 +107,7 @@ def serving(
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory) -> Recorded:
-    """A study that was run to its bundle."""
+    """Return a study that was run to its bundle."""
     study = make_study_directory(tmp_path_factory.mktemp("recorded"))
     study.run()
     return study
@@ -115,7 +115,7 @@ def recorded(tmp_path_factory) -> Recorded:
 
 @pytest.fixture(scope="session")
 def dashboard(recorded: Recorded, users_text: bytes, tmp_path_factory) -> Iterator[Dashboard]:
-    """The dashboard of the recorded study."""
+    """Yield the dashboard of the recorded study."""
     state = tmp_path_factory.mktemp("dashboard-state")
     (state / "users.json").write_bytes(users_text)
     with serving(recorded.workspace.root, state) as running:
@@ -124,7 +124,7 @@ def dashboard(recorded: Recorded, users_text: bytes, tmp_path_factory) -> Iterat
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium without a window; its event loop ends with these tests, since others of the process run their own."""
+    """Yield Chromium without a window; its event loop ends with these tests, since other tests run their own."""
     if not CHROMIUM.exists():
         pytest.skip(f"no {CHROMIUM}: install Debian's chromium package to run the browser tests")
     playwright = pytest.importorskip("playwright.sync_api")
@@ -136,7 +136,7 @@ def browser():
 
 @dataclass
 class Watched:
-    """Console messages and requests of a page during a test."""
+    """Collects a page's console messages and requests during a test."""
 
     console: list[str]
     requests: list[str]
@@ -145,7 +145,7 @@ class Watched:
 
 @pytest.fixture
 def open_page(browser) -> Iterator[Callable]:
-    """Open a page; when the test ends, no page may have logged an error or asked for anything outside its own host."""
+    """Yield a function that opens pages; at the end no page may have logged an error or requested another host."""
     opened: list[tuple] = []
 
     def make(url: str, *, width: int = 1280, height: int = 800, dark: bool = False, allow: tuple[str, ...] = ()):

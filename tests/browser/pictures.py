@@ -55,7 +55,7 @@ GIVEN = "given"
 
 
 def make_states(root: Path) -> Mapping[str, Workspace]:
-    """A directory for each state, from one study that is run to its end; no site's code is computed twice."""
+    """Make a directory for each state from one study that is run to its end; no site's code is computed twice."""
     made = make_study_directory(root / "made", steps=60)
     study = made.workspace
 
@@ -114,7 +114,7 @@ def _raise_alarms(study: Workspace) -> None:
 
 
 def _cut_in_training(study: Workspace) -> None:
-    """The study as it was in the middle of its student's training."""
+    """Cut the study back to the middle of its student's training."""
     lines = study.events_file.read_text().splitlines(keepends=True)
     steps = [number for number, line in enumerate(lines) if '"student-step"' in line]
     kept = lines[: steps[len(steps) // 2]]
@@ -155,7 +155,7 @@ def _write_report(study: Workspace, *, gains: list[float]) -> None:
 
 
 def paths(study: Workspace) -> Mapping[str, str]:
-    """The address of every page of a study."""
+    """Return the address of every page of a study."""
     volumes = study.volumes() if (study.root / "public.json").exists() else ()
     found = {name: f"/{'' if name == 'overview' else name}" for name in PAGES}
     return found | {"row": "/ledger/3", "label": f"/labels/{volumes[0] if volumes else '0' * 64}"}
@@ -165,7 +165,7 @@ def paths(study: Workspace) -> Mapping[str, str]:
 def signed_in(
     browser: Browser, url: str, *, width: int, dark: bool, live: bool = True, stranger: bool = False
 ) -> Iterator[Callable[[], Page]]:
-    """Makes pages of one session; of none for a stranger."""
+    """Yield a function that makes pages of one session, or without a session for a stranger."""
     context = browser.new_context(
         base_url=url,
         viewport={"width": width, "height": WIDTHS[width]},
@@ -191,7 +191,7 @@ def settle(page: Page) -> None:
 def take(
     browser: Browser, dashboard: Dashboard, study: Workspace, out: Path, state: str, pages: Collection[str]
 ) -> list[str]:
-    """Every page of one state, and what axe finds in it; for ``gone`` the server ends under the open pages."""
+    """Take every page of one state, and return axe's findings; for ``gone`` the server ends under the open pages."""
     opened: list[tuple[Page, Path]] = []
     findings: list[str] = []
     with ExitStack() as sessions:
@@ -222,7 +222,7 @@ def take(
 
 
 def keep(taken: Path, folder: Path) -> None:
-    """The selection for the documents, where taken: few colours without loss, or a loss where scans are shown."""
+    """Store the pictures selected for the documents: few colours without loss, or with loss where scans are shown."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in SELECTED:
         if (taken / f"{name}.png").exists():
@@ -236,7 +236,7 @@ def keep(taken: Path, folder: Path) -> None:
 
 
 def axe(page: Page, where: str) -> list[str]:
-    """Findings of axe-core, WCAG 2.1 A and AA, of any impact."""
+    """Return axe-core's findings by WCAG 2.1 A and AA, of any impact."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     found = page.evaluate("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] })")["violations"]
     return [f"{where}: {one['id']} ({one['impact']}): {one['nodes'][0]['html'][:160]}" for one in found]
@@ -283,7 +283,7 @@ def main() -> None:
 
 
 def _prepare(browser: Browser, dashboard: Dashboard, study: Workspace) -> None:
-    """Wait for the labels' pictures, where there are labels."""
+    """Wait for the labels' pictures, if there are labels."""
     with signed_in(browser, dashboard.url, width=1440, dark=False) as make:
         page = make()
         page.goto("/labels")
@@ -292,7 +292,7 @@ def _prepare(browser: Browser, dashboard: Dashboard, study: Workspace) -> None:
 
 
 def _provider(folder: Path) -> Path:
-    """Settings of a provider that nobody asks: the page names its host."""
+    """Write settings of a provider that is never asked; the page shows its host."""
     (folder / "secret").write_text("no secret")
     file = folder / "oidc.toml"
     file.write_text(

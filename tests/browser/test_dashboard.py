@@ -1,4 +1,4 @@
-"""The dashboard as its users meet it: in Chromium, over HTTP, against a recorded study and a live run.
+"""Tests the dashboard as its users see it: in Chromium, over HTTP, with a recorded study and a live run.
 
 No page may log an error or ask for anything outside its own host: the ``open_page`` fixture checks that for each test.
 """
@@ -304,7 +304,7 @@ def test_without_the_arrays_the_viewer_shows_the_servers_pictures(dashboard, ope
 def test_a_whole_review_takes_no_mouse_and_goes_from_the_most_to_the_least_suspicious(
     recorded, users_text, open_page, tmp_path, record_property
 ):
-    """Every volume decided by one key; the next one comes by itself."""
+    """One key decides each volume, and the next volume follows by itself."""
     (tmp_path / "users.json").write_bytes(users_text)
     with serving(recorded.workspace.root, tmp_path) as own:
         page = open_page(own.url, allow=("ERR_INCOMPLETE", "ERR_CONNECTION", "ERR_EMPTY"))
@@ -609,8 +609,9 @@ def test_where_event_streams_do_not_get_through_the_page_asks_instead(dashboard,
     ("width", "dark"), [(1280, False), (820, True), (390, False), (390, True)], ids=["wide", "tablet", "phone", "night"]
 )
 def test_every_page_fits_follows_the_systems_theme_and_has_no_accessibility_finding(dashboard, open_page, width, dark):
-    """axe-core's rules of any impact, WCAG 2.1 A and AA, contrast included; ``tests.browser.pictures`` asks the same of
-    every page in every state at both widths and themes."""
+    """axe-core applies all rules of WCAG 2.1 A and AA, contrast included; ``tests.browser.pictures`` checks every
+    state.
+    """
     page = open_page(dashboard.url, width=width, height={1280: 800, 820: 1180, 390: 844}[width], dark=dark)
     sign_in(page)
     first = volume_paths(page)[0]

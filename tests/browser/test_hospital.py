@@ -1,4 +1,4 @@
-"""A hospital's own page in Chromium: its states, two widths, two themes, nothing that axe finds, and what changes."""
+"""Tests a hospital's own page in Chromium: its states, two widths, two themes, accessibility, and its changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHIPS = {
 
 @contextmanager
 def serving(site: Path) -> Iterator[str]:
-    """``consilium site dashboard`` until the block ends; the address that it printed."""
+    """Run ``consilium site dashboard`` until the block ends; yield the address that it printed."""
     (port,) = free_ports(1, host="127.0.0.1")
     program = "from consilium.cli.main import main; main()"
     words = [sys.executable, "-P", "-c", program, "site", "dashboard", "--site-dir", str(site), "--port", str(port)]
@@ -58,7 +58,7 @@ def serving(site: Path) -> Iterator[str]:
 
 
 def look(page, address: str) -> None:
-    """Open the printed address, as soon as the server that printed it listens."""
+    """Open the printed address once the server listens there."""
     for _ in range(200):
         try:
             page.goto(address)
@@ -125,7 +125,7 @@ def test_an_alarm_with_a_long_path_fits_a_phone(browser) -> None:
 
 
 def test_the_drawn_label_lies_over_the_students_in_white_and_black(tmp_path: Path, open_page) -> None:
-    """Pixels of the axial plane, with the student's layer shown: only those along the drawn outline change."""
+    """With the student's layer shown, only pixels of the axial plane along the drawn outline may change."""
     shades = """() => {
         const canvas = document.querySelector("canvas");
         const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;

@@ -1,4 +1,4 @@
-"""The dashboard as a process: it cannot write the study, answers nonsense politely, is quick with a large ledger."""
+"""Tests the dashboard's process: it cannot write the study, answers nonsense properly, is fast with a large ledger."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DATA = (
 
 
 class Client:
-    """A signed-in user of a running dashboard."""
+    """Acts as a signed-in user of a running dashboard."""
 
     def __init__(self, dashboard: Dashboard, name: str = "ada") -> None:
         self.url = dashboard.url
@@ -75,15 +75,14 @@ class Client:
 
 
 def may_mount() -> bool:
-    """Whether this user may make a private mount."""
+    """Return whether this user may make a private mount."""
     if shutil.which("unshare") is None:
         return False
     return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[str, int]]:
-    """Every file below a folder by hash and time of change; not SQLite's lock page, which readers share and which holds
-    no data."""
+    """Return the hash and modification time of every file below a folder, except SQLite's shared lock pages."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm"))
     return {str(path.relative_to(folder)): (sha256_file(path), path.stat().st_mtime_ns) for path in files}
 
@@ -97,7 +96,9 @@ def state(tmp_path: Path, users_text: bytes) -> Path:
 
 
 def test_everything_it_does_leaves_every_file_of_the_study_as_it_was(recorded, state):
-    """The whole study, ledger and keys included: no byte and no time of change, after every page and every action."""
+    """After every page and action, no byte and no modification time of the study may differ, ledger and keys
+    included.
+    """
     root = recorded.workspace.root
     before = fingerprint(root)
     with serving(root, state) as dashboard:
@@ -138,7 +139,7 @@ def test_on_a_read_only_mount_it_follows_a_run_and_the_kernel_lets_it_write_noth
 
 
 def test_no_request_the_interface_description_allows_makes_it_fail(recorded, state):
-    """schemathesis draws requests from the OpenAPI description, valid and invalid; none may end with 5xx."""
+    """schemathesis draws valid and invalid requests from the OpenAPI description; none may end with 5xx."""
     with serving(recorded.workspace.root, state) as dashboard:
         client = Client(dashboard)
         (state / "openapi.json").write_bytes(client.get("/api/openapi.json"))
@@ -166,7 +167,7 @@ def test_no_request_the_interface_description_allows_makes_it_fail(recorded, sta
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Workspace:
-    """A study of four sites with a large ledger and a run in progress."""
+    """Return a study of four sites with a large ledger and a run in progress."""
     return make_large_study(tmp_path_factory.mktemp("large"), rows=LARGE)
 
 
@@ -181,8 +182,9 @@ def large_dashboard(large: Workspace, users_text: bytes, tmp_path_factory) -> It
 def test_a_page_of_a_large_ledger_costs_no_multiple_of_a_page_of_a_tenth(
     large_dashboard, users_text: bytes, tmp_path, record_property
 ):
-    """The server's processor and the bytes of an answer, the two dashboards in turns: other work on the machine is in
-    neither. `make bench dashboard` has the milliseconds until a page is painted."""
+    """The test compares processor time and answer bytes of two dashboards in turn, which other work does not affect.
+    `make bench dashboard` measures the milliseconds until a page is painted.
+    """
     (tmp_path / "state").mkdir()
     (tmp_path / "small").mkdir()
     (tmp_path / "state" / "users.json").write_bytes(users_text)
@@ -207,7 +209,9 @@ def test_a_page_of_a_large_ledger_costs_no_multiple_of_a_page_of_a_tenth(
 
 
 def test_fifty_live_pages_cost_a_run_under_five_percent(large, large_dashboard, record_property):
-    """A run that says something several times a second, with no page and with fifty pages open on the same ledger.
+    """The run logs several events a second, with no page and with fifty pages open on the same ledger. The test
+    measures the dashboard's processor time as a share of the machine's; unlike the run's duration it does not depend on
+    other work.
 
     Measured is the dashboard's processor time while the run goes on, as a share of what the machine had in that time:
     unlike the run's own duration it does not depend on what else the machine does.

@@ -1,4 +1,4 @@
-"""The report of a study in Chromium: a demo's pictures stand side by side, and the page stays short."""
+"""Tests a study's report in Chromium: a demo's pictures stand side by side, and the page stays short."""
 
 from __future__ import annotations
 

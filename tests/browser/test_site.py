@@ -1,4 +1,6 @@
-"""The documents' site as a reader has it: files on disk in Chromium, searched, and walked from its front."""
+"""Tests the documents' site as a reader uses it: opened from disk in Chromium, searched, and followed from
+its front.
+"""
 
 from __future__ import annotations
 

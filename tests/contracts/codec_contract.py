@@ -1,4 +1,5 @@
-"""What every codec promises. A codec's test inherits :class:`CodecContract` and names the codec; nothing else.
+"""States what every codec promises. A codec's test inherits :class:`CodecContract` and names the codec;
+nothing else.
 
 The shapes are made here: two halves of a tilted ellipsoid whose centre, size and cut vary from patient to patient.
 """
@@ -26,7 +27,7 @@ LABELS = 3
 
 
 def patients(count: int, *, seed: int) -> np.ndarray:
-    """Label maps uint8 [n, x, y, z] of as many different patients."""
+    """Return label maps uint8 [n, x, y, z] of ``count`` different patients."""
     rng = np.random.default_rng(seed)
     where = np.stack(np.meshgrid(*(np.arange(n) - (n - 1) / 2 for n in GRID), indexing="ij"))
     maps = []
@@ -40,7 +41,7 @@ def patients(count: int, *, seed: int) -> np.ndarray:
 
 
 def soft(label_map: np.ndarray) -> np.ndarray:
-    """A confident prediction of a label map."""
+    """Return a confident prediction of a label map."""
     result: np.ndarray = (0.97 * np.eye(LABELS)[label_map] + 0.01).astype(np.float32).transpose(3, 0, 1, 2)
     return result
 
@@ -55,7 +56,7 @@ def distance(probabilities: np.ndarray, truth: np.ndarray) -> float:
 
 
 class CodecContract:
-    """Inherit, set ``name``, and a codec is held to its promises."""
+    """Tests a codec's promises; a subclass sets ``name``."""
 
     name: str
     planned_noise = 0.05
@@ -112,7 +113,7 @@ class CodecContract:
         assert codes.var(axis=0).sum() > 0.1 * codec.radius**2  # a collapsed code would carry nothing
 
     def test_at_least_half_of_the_coordinates_carry_something(self, codec: Codec, others: np.ndarray) -> None:
-        """Dead coordinates would cost noise and say nothing; a code uniform in the ball has variance C²/(l + 2)."""
+        """Dead coordinates cost noise without information; a code uniform in the ball has variance C²/(l + 2)."""
         variances = np.var([codec.encode(soft(label_map)) for label_map in others], axis=0)
         assert (variances > self.variance_floor * codec.radius**2 / codec.dimension).mean() >= 0.5
 

@@ -1,4 +1,6 @@
-"""What every layout of a site's data promises. A layout's test inherits :class:`LayoutContract` and lays out cases."""
+"""States what every layout of a site's data promises. A layout's test inherits :class:`LayoutContract` and writes
+cases.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ PATIENTS = {"north-1": "north", "north-2": "north", "south-1": "south"}
 
 
 def held() -> set[str]:
-    """The layouts that have a contract's test."""
+    """Return the layouts that have a contract's test."""
     stems = (path.stem for path in Path(__file__).parent.glob("test_layout_*.py"))
     return {stem.removeprefix("test_layout_").replace("_", "-") for stem in stems}
 
 
 def label_of(number: int) -> np.ndarray:
-    """Two blocks that no turn or mirror image of a case has in the same place."""
+    """Return two blocks that differ from every turned or mirrored image of a case."""
     label = np.zeros(GRID, dtype=np.uint8)
     label[1 : 3 + number, 2:6, 1:4] = 1
     label[1:4, 7:12, 3:6] = 2
@@ -42,7 +44,7 @@ def save(path: Path, array: np.ndarray) -> Path:
 
 
 class LayoutContract:
-    """Inherit, set ``name``, say how cases lie in such a folder, and a layout is held to its promises."""
+    """Tests a layout's promises; a subclass sets ``name`` and writes cases in the layout."""
 
     name: str
     patients = PATIENTS

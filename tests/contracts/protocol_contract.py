@@ -1,4 +1,5 @@
-"""What every query protocol promises. A protocol's test inherits :class:`ProtocolContract` and names the protocol.
+"""States what every query protocol promises. A test inherits :class:`ProtocolContract` and names the
+protocol.
 
 A whole study of four sites is run once a class through pipeline, core, workers and both ledgers, on phantoms.
 """
@@ -34,7 +35,7 @@ def never(_query: str) -> Answer | None:
 
 
 class ProtocolContract:
-    """Inherit, say of which study and how many queries it has, and a protocol is held to its promises."""
+    """Tests a protocol's promises; a subclass names its study and its number of queries."""
 
     name: str
     queries: int
@@ -179,7 +180,7 @@ class ProtocolContract:
 
     @pytest.mark.slow
     def test_no_torch_is_loaded_before_there_is_something_to_train(self, released: Released) -> None:
-        """Questions are asked and answers read while the ledger is open."""
+        """Queries are asked and answers read while the ledger is open, which loading torch would prolong."""
         targets = released.public.study.codec.terms
         program = "import importlib, sys; [importlib.import_module(n.partition(':')[0]) for n in sys.argv[1:]]; "
         program += "sys.exit('torch' in sys.modules)"

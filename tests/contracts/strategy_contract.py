@@ -1,4 +1,4 @@
-"""What every private strategy promises. A strategy's test inherits :class:`StrategyContract` and names the strategy."""
+"""States what every private strategy promises. A test inherits :class:`StrategyContract` and names the strategy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOTS, CLASSES, GRID = 4, 2, (8, 8, 8)
 
 
 def part(*, odd: float | None = None, patients: int = SLOTS) -> VoterData:
-    """Patients of one scan, their last slots empty; with ``odd`` the last one's image is of that value everywhere."""
+    """Return patients with one scan each and empty last slots; ``odd`` fills the last image with this value."""
     rng = np.random.default_rng(0)
     labels = (rng.random((SLOTS, *GRID)) < 0.3).astype(np.uint8)
     images = (labels + rng.normal(0, 0.3, labels.shape)).astype(np.float32)[:, None]
@@ -42,7 +42,7 @@ def length(total: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor])
 
 
 class StrategyContract:
-    """Inherit, set ``name``, and a strategy is held to its promises."""
+    """Tests a strategy's promises; a subclass sets ``name``."""
 
     name: str
     per_layer = False
@@ -69,7 +69,9 @@ class StrategyContract:
         assert length(total, self.strategy(part(patients=SLOTS - 1)).total(everybody)) <= RADIUS_INT
 
     def test_a_long_gradient_is_as_long_as_the_clip_and_no_longer(self) -> None:
-        """Of one patient, in the gradient's own units: the clip asked for, of all parameters or of every layer."""
+        """For one patient, in the gradient's own units, the length is the requested clip, over all parameters or every
+        layer.
+        """
         strategy = self.strategy(part())
         total, parts = strategy.total(np.array([0])), strategy.parts
         assert (len(parts.names) > 1) == self.per_layer

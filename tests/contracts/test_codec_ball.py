@@ -1,4 +1,4 @@
-"""The autoencoder codec keeps the contract of all codecs, and a collapsed one breaks it."""
+"""Tests that the autoencoder codec keeps the contract of all codecs, and that a collapsed one breaks it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TestBallAutoencoder(CodecContract):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _shorter(cls) -> Iterator[None]:
-        """The contract fits seven times; what a whole fit reaches is in tests/common/codecs/test_ball_autoencoder."""
+        """Shorten the seven fits of the contract; tests/common/codecs/test_ball_autoencoder tests a whole fit."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ball_autoencoder, "STEPS", 25)
             yield

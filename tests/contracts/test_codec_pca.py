@@ -1,4 +1,4 @@
-"""The linear codec keeps the contract of all codecs; its own mathematics is tested in tests/common/codecs."""
+"""Tests that the linear codec keeps the contract of all codecs; tests/common/codecs tests its mathematics."""
 
 from __future__ import annotations
 

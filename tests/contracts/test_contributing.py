@@ -1,4 +1,6 @@
-"""A codec, a protocol, a private strategy and a layout are added from CONTRIBUTING alone, and keep their contracts."""
+"""Tests that codec, protocol, private strategy and layout can be added from CONTRIBUTING alone and keep their
+contracts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All query protocols keep one contract; another takes one file and one line."""
+"""Tests that all query protocols keep one contract; adding another takes one file and one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private strategies keep one contract; another takes one file and one line."""
+"""Tests that private strategies keep one contract; adding another takes one file and one line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_asked_for_is_what_a_strategy_trains_with() -> None:
 
 
 def test_an_untrained_private_network_predicts_mostly_background() -> None:
-    """Half of a short training would go into learning that structures are small."""
+    """Otherwise half of a short training would be spent on learning that structures are small."""
     first = teachers.untrained(part(), RECIPE, seed=1)
     assert predict(first, part().images[0])[1].mean() < 0.15
 

@@ -1,4 +1,4 @@
-"""What the tests in containers share: an engine and images of this tree."""
+"""Provides an engine and images of this tree to the tests in containers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENVIRONMENT = {"BASE": "python:3.11-slim", **os.environ}
 
 @pytest.fixture(scope="session")
 def images() -> None:
-    """The four images, built from this tree."""
+    """Build the four images from this tree."""
     if subprocess.run([DOCKER, "info"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no Docker engine answers")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which ports of another machine take a connection, as a program that a container runs."""
+"""Lists the ports of another machine that take a connection; a container runs this program."""
 
 SCAN = """
 import socket, sys

@@ -1,4 +1,4 @@
-"""The compose file, the image and their scripts, read and not run: who sees whose volume, who reaches whom, as whom."""
+"""Tests the text of the compose file, the image and their scripts: who sees which volume, who reaches whom, as whom."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCRIPTS = ("prepare.sh", "register.sh")
 
 
 def volumes_of(name: str) -> dict[str, str]:
-    """A service's mounts: volume by target."""
+    """Return a service's mounts: volume by target."""
     return {target: volume for volume, target, *_ in (mount.split(":") for mount in SERVICES[name].get("volumes", ()))}
 
 
@@ -158,7 +158,7 @@ def test_of_superlink_the_gateway_has_a_socket_and_no_network_or_address() -> No
 
 
 def test_of_a_study_behind_its_port_the_gateway_has_objects_nodes_and_socket() -> None:
-    """At the paths that `provision server --behind`, typed in the server's container, has written down for it."""
+    """The paths are those that `provision server --behind`, typed in the server's container, wrote for the gateway."""
     text = (ROOT / "docker" / "behind.yml").read_text(encoding="utf-8")
     services = yaml.safe_load(re.sub(r"\$\{(\w+)(:\?[^}]*)?\}", r"$\1", text))["services"]
     study = Workspace(Path("/study/$BEHIND"))
@@ -365,7 +365,7 @@ def assert_command_exists(words: list[str], *, where: str = "") -> None:
 
 
 def module(name: str) -> ModuleType:
-    """A script of the containers, which is in no package."""
+    """Import a script of the containers, which belongs to no package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docker" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -387,7 +387,7 @@ class _Healthy(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def supernode(tmp_path: Path) -> Iterator[Path]:
-    """A process table with a SuperNode in it that answers."""
+    """Yield a process table that contains a SuperNode which answers."""
     with serving(http_server(_Healthy)) as server:
         for pid, words in {
             "1": ["/sbin/docker-init", "--", "consilium", "site", "up"],

@@ -1,4 +1,5 @@
-"""The federation in containers, for real: images, study, ledger, who sees what, teardown. `make test-docker`.
+"""Tests the federation in real containers: images, study, ledger, who sees what, teardown. `make test-docker`
+runs it.
 
 Needs a Docker engine and compose; `docker/engine.sh run` starts an engine where none answers.
 """
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.docker
 
 
 class Compose:
-    """The composition under test, by the words an operator would use."""
+    """Runs commands on the composition under test, as an operator would."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -41,7 +42,7 @@ class Compose:
         return done.stdout
 
     def containers(self) -> dict[str, str]:
-        """Running containers by service."""
+        """Return the running containers by service."""
         form = '{{.Label "com.docker.compose.service"}} {{.ID}}'
         label = f"label=com.docker.compose.project={PROJECT}"
         return dict(line.split() for line in self.run("ps", "--filter", label, "--format", form).splitlines())
@@ -49,7 +50,7 @@ class Compose:
 
 @pytest.fixture(scope="module")
 def compose(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
-    """Everything built, brought up and run to the study's end; removed afterwards whatever happens."""
+    """Build everything, start it and run the study to its end; remove it afterwards in any case."""
     values = {
         **ENVIRONMENT,
         "COMPOSE_PROJECT_NAME": PROJECT,
@@ -210,7 +211,7 @@ def test_no_layer_holds_a_secret_and_each_image_lists_its_contents(compose: Comp
 
 
 def assert_no_secret(files: tarfile.TarFile, image: str) -> int:
-    """No private key and no credential in a layer; how many files were looked at."""
+    """Check that a layer has no private key and no credential; return how many files were checked."""
     count = 0
     for entry in files:
         if not entry.isfile() or not re.match(r"(\./)?(opt/consilium|study|site|root|home|tmp|etc)/", entry.name):

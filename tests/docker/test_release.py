@@ -1,4 +1,4 @@
-"""What an image installs is named by hash, and what leaves the build is signed: the lists and scripts, read and run."""
+"""Tests that an image installs only what hashes name, and that a build is signed: lists and scripts, read and run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_container_has_a_bound_on_its_memory(file: str) -> None:
 
 @pytest.fixture
 def signed(tmp_path: Path) -> tuple[Path, Path]:
-    """A bundle's folder signed with a study's key, and a site's kit."""
+    """Return a bundle's folder signed with a study's key, and a site's kit."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     workspace = served_study(tmp_path / "study")
@@ -84,7 +84,7 @@ def signed(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def holds(bundle: Path, kit: Path) -> bool:
-    """The two lines of the install steps."""
+    """Run the two lines of the install steps; return whether both succeed."""
     verify = ("openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", str(kit / "consortium.pem"))
     steps = (
         (*verify, "-sigfile", "SHA256SUMS.sig", "-in", "SHA256SUMS"),

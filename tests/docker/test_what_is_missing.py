@@ -1,4 +1,4 @@
-"""What the scripts in `docker/` need and do not find is said once, with what to install; nothing is started before."""
+"""Tests that scripts in `docker/` name a missing requirement once, with what to install, before they start anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_ENGINE = "#!/bin/sh\nexit 1\n"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A folder as the whole PATH: the tools of any machine, and a client without an engine."""
+    """Return a folder that is the whole PATH: common tools, and a Docker client without an engine."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in TOOLS:
@@ -36,7 +36,7 @@ def program(path: Path, text: str) -> None:
 
 
 def refusal(path: Path, *words: str, **variables: str) -> str:
-    """What a script prints that has to end without success."""
+    """Run a script that must fail; return its output."""
     given = {"PATH": str(path), "DOCKER": str(path / "docker"), "ENGINE_DATA": str(path.parent / "engine")}
     done = subprocess.run(
         words, cwd=ROOT, env=given | variables, capture_output=True, text=True, check=False, timeout=60
@@ -47,7 +47,7 @@ def refusal(path: Path, *words: str, **variables: str) -> str:
 
 
 def engine(path: Path, **variables: str) -> str:
-    """The refusal of `docker/engine.sh run`, which starts no command without an engine."""
+    """Return the refusal of `docker/engine.sh run`, which starts no command without an engine."""
     started = path.parent / "started"
     said = refusal(path, "docker/engine.sh", "run", "touch", str(started), **variables)
     assert not started.exists()

@@ -1,4 +1,4 @@
-"""Hospitals that take part in several studies over real daemons: one pool each, one consortium's ledger."""
+"""Sets up hospitals that take part in several studies over real daemons: one pool each, one consortium's ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RECIPE = TrainingConfig(channels=(4, 8), steps=2)
 
 @dataclass
 class Consortium:
-    """Hospitals' directories for their first study, and public cases that no study has asked about yet."""
+    """Holds hospitals' directories for their first study, and public cases that no study has used yet."""
 
     root: Path
     public: list[Case]
@@ -81,7 +81,7 @@ class Consortium:
             (directory / "site.toml").write_text(re.sub(r"(?m)^epsilon = .*$", f"epsilon = {epsilon}", text))
 
     def spent(self) -> dict[str, tuple[Fraction, Fraction]]:
-        """Σμ² of every pool, by the consortium's ledger and by the hospital's own."""
+        """Return Σμ² of every pool, by the consortium's ledger and by the hospital's own."""
         found = {}
         with Ledger.open(self.first.ledger_file) as ledger:
             for name, directory in self.sites.items():
@@ -91,7 +91,7 @@ class Consortium:
 
 
 def costs(workspace: Workspace) -> Fraction:
-    """Σμ² of a study's answers, added up here from the release rows alone."""
+    """Return Σμ² of a study's answers, added up from the release rows alone."""
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
         answers = ledger.answers(study.id)
@@ -115,7 +115,7 @@ def events(workspace: Workspace, kind: str) -> list[dict]:
 
 
 def consortium_of(root: Path) -> Consortium:
-    """Hospitals with data, public cases, and no study yet."""
+    """Make hospitals with data, and public cases, without a study yet."""
     phantoms = write_phantoms(root / "all", cases=len(SITES) * PATIENTS + 2 * QUERIES + 6, seed=1)
     cases = list(phantoms.cases)
     for k, name in enumerate(SITES):

@@ -1,4 +1,4 @@
-"""The whole federation of a demo as one block, for tests whose hospitals have trained before."""
+"""Runs the whole federation of a demo inside a block, for tests whose hospitals have trained before."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True)
 class Ended:
-    """A study that has run to its end, and the facts of its certificate."""
+    """Holds a study that has run to its end, and the facts of its certificate."""
 
     workspace: Workspace
     sites: dict[str, Path]
@@ -44,7 +44,7 @@ def books_agree(study: Ended) -> None:
 
 
 def is_the_papers_release(study: Ended, *, codec: str) -> None:
-    """The server added up codes within the ball, added the noise of eq (15), decoded, and trained the student."""
+    """Check that the server added codes within the ball and the noise of eq (15), decoded, and trained the student."""
     books_agree(study)
     terms = study.workspace.study()
     log_term, radius = math.log(1 / terms.privacy.delta), terms.codec.radius

@@ -1,4 +1,4 @@
-"""A study built on disk, with its sites trained, for tests over real Flower daemons."""
+"""Builds a study on disk, with its sites trained, for tests over real Flower daemons."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Road(OfStudy):
 
     @property
     def peers_file(self) -> Path:
-        """The list of hospitals and keys that the server gives."""
+        """Return the list of hospitals and keys that the server gives."""
         return said_file(self.workspace.objects_dir, PEERS, self.workspace.study().id)
 
     def disclosed(self, name: str, draw: str, auditor: Path) -> str:
@@ -120,7 +120,7 @@ def files_now(folders: Iterable[Path]) -> Iterator[tuple[Path, bytes]]:
 
 
 def known_codes(sites: Iterable[Path], queries: Iterable[str]) -> list[NDArray[np.int64]]:
-    """The codes of these sites' ledgers that are not zero."""
+    """Return the codes of these sites' ledgers that are not zero."""
     codes, wanted = [], list(queries)
     for directory in sites:
         with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:

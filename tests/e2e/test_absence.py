@@ -1,4 +1,4 @@
-"""Absence over real daemons: a site down from the start, one killed in the middle of a batch, one past its deadline."""
+"""Tests absence over real daemons: a site down from the start, one killed during a batch, one past its deadline."""
 
 from __future__ import annotations
 

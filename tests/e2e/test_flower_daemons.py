@@ -1,4 +1,4 @@
-"""Real Flower daemons on loopback with TLS and node keys, driven the way the demo and the server drive them."""
+"""Tests real Flower daemons on loopback with TLS and node keys, run as the demo and the server run them."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_a_foreign_bundle_meets_the_worker_s_policy_and_none_of_its_code_runs(tm
 
 @pytest.mark.slow
 def test_nobody_without_the_node_s_secret_is_handed_its_messages(tmp_path: Path) -> None:
-    """A stock SuperExec on the same machine, which would run the bundle, is turned away."""
+    """A stock SuperExec on the same machine, which would run the bundle, is refused."""
     with ProcessGroup() as group:
         federation = start(group, tmp_path)
         server = federation.server

@@ -108,7 +108,7 @@ def test_one_bad_case_in_a_hundred_stops_nobody_and_is_nobodys_business_but_the_
 
 
 def sites_page(workspace: Workspace, state: Path, status: str) -> str:
-    """The operator's page about the sites, after north has handed over this status."""
+    """Return the operator's page about the sites, after north has handed over this status."""
     (workspace.root / "site-reports").mkdir(exist_ok=True)
     (workspace.root / "site-reports" / "north.json").write_text(status)
     state.mkdir()

@@ -1,4 +1,5 @@
-"""One of four hospitals of an open study sends codes of 8 m·R against its own vote, over real daemons.
+"""Tests an open study over real daemons in which one of four hospitals sends codes of 8 m·R against its own
+vote.
 
 Every code is tested: the site is named and counts as the zero code, and the study ends with the others' answers. What
 such a site does to a sealed study is in ``test_dispute.py``.

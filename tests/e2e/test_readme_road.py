@@ -1,4 +1,4 @@
-"""The documents' road (README, docs/deployment.md, docs/start) as a script types it, over real daemons.
+"""Types the documents' commands (README, docs/deployment.md, docs/start) as a script, over real daemons.
 
 Every command is taken from the documents; what is exchanged in it is in :data:`EXCHANGED`. A command of theirs that is
 not typed is in :data:`ELSEWHERE` with the test that has it. Mistakes that people make stand where they make them.

@@ -1,4 +1,4 @@
-"""A study with a sealed sum over real Flower daemons: hospitals that confirmed each other, and one that did not.
+"""Tests a sealed sum over real Flower daemons: hospitals that confirmed each other, and one that did not.
 
 The server's disk and memory are searched for the sites' codes, which it is never to have seen.
 """

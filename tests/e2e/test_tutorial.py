@@ -1,4 +1,4 @@
-"""docs/tutorial.md as it is typed: every command in its order, and what the page shows of their output.
+"""Types docs/tutorial.md: every command in its order, and checks the output that the page shows.
 
 A simulation of few steps stands for the page's, free ports for its ports, fresh fingerprints for its own.
 """

@@ -1,4 +1,5 @@
-"""A fresh environment with the built wheel trains by DP-MAC on real MRI: killed, resumed, reported, and charged right.
+"""Tests DP-MAC on real MRI from the built wheel in a fresh environment: killed, resumed, reported, charged
+correctly.
 
 Runs where the Decathlon's hippocampus task lies (fixture ``hippocampus``). The ε is held against an accountant of this
 file: the privacy loss of a subsampled Gaussian on a grid of its outputs, composed by fast Fourier transform.
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 
 def epsilon_by_hand(*, noise: float, rate: float, steps: int, delta: float) -> float:
-    """ε of ``steps`` Poisson-subsampled Gaussians under add-remove: the larger of both directions."""
+    """Return ε of ``steps`` Poisson-subsampled Gaussians under add-remove: the larger of both directions."""
     x = np.linspace(-12 * noise, 1 + 12 * noise, 200_001)
     normal = lambda mean: np.exp(-((x - mean) ** 2) / (2 * noise**2)) / (noise * sqrt(2 * np.pi))  # noqa: E731
     plain, mixed = normal(0.0), (1 - rate) * normal(0.0) + rate * normal(1.0)

@@ -1,4 +1,4 @@
-"""The core process that tests kill at a named point: the whole of ``run_study``, from the first offer to the bundle.
+"""Runs the core process that tests kill at a named point, from the first offer to the bundle.
 
 ``python -m tests.faults.kill_parts`` imports everything once. For every line that it reads, it forks a process and
 prints how this process ended. A line names a study's directory, the folder of its sites' sockets, and a point. The
@@ -67,7 +67,7 @@ def around(
 
 
 def event(kind: str, number: int) -> Callable[[], None]:
-    """The point just after the ``number``-th event of a kind was written."""
+    """Return the point just after the ``number``-th event of a kind was written."""
 
     def arm() -> None:
         reached, emit = on_call(number), EventLog.emit
@@ -83,7 +83,7 @@ def event(kind: str, number: int) -> Callable[[], None]:
 
 
 def exchanged(number: int) -> Callable[[], None]:
-    """The point at which all sites have answered the ``number``-th message and the core has read no answer."""
+    """Return the point at which all sites have answered the ``number``-th message and the core has read no answer."""
 
     def arm() -> None:
         reached, exchange = on_call(number), Sockets.exchange
@@ -99,7 +99,9 @@ def exchanged(number: int) -> Callable[[], None]:
 
 
 def statement(beginning: str, number: int) -> Callable[[], None]:
-    """The point before SQLite commits the ``number``-th transaction with a statement that begins with ``beginning``."""
+    """Return the point before SQLite commits the ``number``-th transaction with a statement that begins with
+    ``beginning``.
+    """
 
     def arm() -> None:
         connect, seen, pending = chain.connect, 0, False

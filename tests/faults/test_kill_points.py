@@ -134,7 +134,7 @@ def study(tmp_path: Path) -> Iterator[Killed]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Ended]:
-    """Facts about a run in which nothing is killed; the first test fills them in."""
+    """Return facts about a run in which nothing is killed; the first test fills them in."""
     return {}
 
 

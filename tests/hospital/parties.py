@@ -14,7 +14,7 @@ from tests.waiting import until
 
 
 def consilium(*arguments: str) -> str:
-    """A command as a person types it; what it says."""
+    """Run a command as a person types it; return its output."""
     done = subprocess.run([executable("consilium"), *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -22,7 +22,7 @@ def consilium(*arguments: str) -> str:
 
 @contextlib.contextmanager
 def up(log: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A party's one command in the foreground of a terminal of its own, until the block ends."""
+    """Run a party's command in the foreground, as in a terminal of its own, until the block ends."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             [executable("consilium"), *arguments],

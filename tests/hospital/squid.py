@@ -1,4 +1,6 @@
-"""A real squid in front of a site: one that passes CONNECT, one that refuses, one that inspects TLS. Needs root."""
+"""Runs a real squid in front of a site: one that passes CONNECT, one that refuses, one that inspects TLS.
+Needs root.
+"""
 
 from __future__ import annotations
 

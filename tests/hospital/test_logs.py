@@ -1,4 +1,5 @@
-"""What a hospital's IT reads, by real daemons: rsyslog and systemd's journal get a site's and a server's events.
+"""Tests what a hospital's IT reads from real daemons: rsyslog and systemd's journal get a site's and a
+server's events.
 
 Needs root, rsyslogd, systemd-journald and unshare. Run by make test-hospital.
 """
@@ -59,7 +60,7 @@ def rsyslogd(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def lines(path: Path) -> list[tuple[str, dict]]:
-    """Facility and severity as rsyslog understood them, and the message as JSON."""
+    """Return facility and severity as rsyslog understood them, and the message as JSON."""
     if not path.exists():
         return []
     split = [line.split(" ", 2) for line in path.read_text().splitlines()]
@@ -68,7 +69,7 @@ def lines(path: Path) -> list[tuple[str, dict]]:
 
 
 def follow(module: str, directory: Path, targets: list[str]) -> subprocess.Popen[bytes]:
-    """Started as `site up --log-to` and `server up --log-to` start it."""
+    """Start the log's daemon as `site up --log-to` and `server up --log-to` do."""
     daemon = log_daemon(directory, module=module, name="log", targets=targets)
     return subprocess.Popen(daemon.argv, env=dict(daemon.env), cwd=daemon.cwd)
 

@@ -1,4 +1,6 @@
-"""Two studies at once over real daemons: one port, one command a party, one pool; one is paused, the other ends."""
+"""Tests two studies at once over real daemons: one port, one command a party, one pool; one is paused, the
+other ends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole study whose hospitals stand behind real proxies, and an outage of those proxies in its middle.
+"""Tests a whole study whose hospitals are behind real proxies, with an outage of the proxies in its middle.
 
 `CONSILIUM_OUTAGE_S=1800 make test-hospital` makes the outage half an hour long.
 """
@@ -38,7 +38,7 @@ COLLECTION = CollectionConfig(batch_size=1, offer_deadline_s=30.0, patience_s=OU
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An address of this machine by which a site's proxy is used: loopback's own never go through one."""
+    """Yield an address of this machine that is reached through a site's proxy; loopback's own addresses never are."""
     words = ("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
     subprocess.run(words, check=True, capture_output=True)
     monkeypatch.setattr(federation, "HOST", ADDRESS)

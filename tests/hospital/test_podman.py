@@ -1,4 +1,4 @@
-"""A cluster's job in a container that no root started: Slurm, rootless Podman and the site's image.
+"""Tests a cluster's job in a container that no root started: Slurm, rootless Podman and the site's image.
 
 Needs the user of ``CONSILIUM_PODMAN_USER``, who ran tests/hospital/podman.sh, and a Slurm that answers. Run by make
 test-hospital.

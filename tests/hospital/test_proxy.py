@@ -1,4 +1,4 @@
-"""What stands in front of a site, by a real squid: a proxy that passes, one that refuses, one that inspects TLS.
+"""Tests a site behind a real squid that passes CONNECT, refuses it, or inspects TLS.
 
 Needs root and Debian's squid-openssl. Run by make test-hospital.
 """
@@ -42,7 +42,7 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, int, Path]]:
-    """The site's directory, the server's port, and where a proxy's files may lie."""
+    """Yield the site's directory, the server's port, and a folder for a proxy's files."""
     readable_by_squid(tmp_path)
     with answering(tmp_path, Server) as (site, workspace, _context):
         yield site, workspace.endpoint().port, tmp_path

@@ -1,4 +1,5 @@
-"""A hospital's batch cluster, by a real Slurm of one node: teachers are trained as a job and come back by the folder.
+"""Tests a hospital's batch cluster with a real Slurm of one node: a job trains teachers, and the folder
+returns them.
 
 Needs a Slurm that answers `sinfo`: tests/hospital/slurm.sh starts one of Debian's. Run by make test-hospital.
 """

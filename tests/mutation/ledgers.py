@@ -1,4 +1,5 @@
-"""Mutants of what keeps the ledgers true: restores, recovery, reuse, trainings, sealed sums, texts, witnesses.
+"""Lists mutants of code that keeps ledgers true: restores, recovery, reuse, trainings, sealed sums, texts,
+witnesses.
 
 As in :mod:`tests.mutation.privacy`. No audit runs these lines: a study that is audited restores nothing.
 """

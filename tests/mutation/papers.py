@@ -1,4 +1,5 @@
-"""For every row of docs/lab/papers.md a wrong line of its code, and for every other constant of the papers one more.
+"""Lists a wrong line for every row of docs/lab/papers.md, and one more for every other constant of the
+papers.
 
 A row names a file and the test that holds it; :data:`ROWS` changes a line of that file so that the item is no longer
 what the paper (or its correction) says. :data:`CONSTANTS` changes numbers and operations that a review found no test to

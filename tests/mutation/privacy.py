@@ -1,4 +1,5 @@
-"""Mutants of the privacy path: one line of production changed, the test that must then fail, and what is audited.
+"""Lists mutants of the privacy path: a changed line of production, the test that must fail, and the audited
+study.
 
 ``tests/test_privacy_mutants.py`` runs a sample of the tests, ``python -m tests.privacy_mutants`` all of them and the
 audits, and writes what was seen to ``docs/lab/privacy-mutants.md``.

@@ -38,7 +38,8 @@ PRELOADED = (
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``before`` stands once in ``file`` and becomes ``after``; ``test`` is the pytest node that must then fail.
+    """Changes a line: ``before`` stands once in ``file`` and becomes ``after``; ``test`` is the pytest node that must
+    fail. ``also`` has further changes of the same file, if one line alone makes no mutant.
 
     ``also`` has further changes of the same file, where one line alone is no mutant.
     """
@@ -51,7 +52,9 @@ class Mutant:
     also: tuple[tuple[str, str], ...] = ()
 
     def changed(self) -> str:
-        """Return the file's source with every change; ValueError where a changed text does not stand in it once."""
+        """Return the file's source with every change. Raise ValueError if a text to change does not stand in
+        it once.
+        """
         text = (ROOT / self.file).read_text(encoding="utf-8")
         for before, after in ((self.before, self.after), *self.also):
             if text.count(before) != 1:
@@ -105,7 +108,7 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _run(mutant: Mutant) -> str:
-    """The outcome of one mutant, from a fork."""
+    """Return the outcome of one mutant, from a fork."""
     child = os.fork()
     if child == 0:
         code = 99

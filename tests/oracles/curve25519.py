@@ -1,4 +1,5 @@
-"""Curve25519 by the textbook: affine Edwards arithmetic over Python's integers, and the points of small order.
+"""Computes Curve25519 by the textbook: affine Edwards arithmetic over Python's integers, and points of small
+order.
 
 Source: RFC 8032, sections 5.1.3 and 5.1.4; RFC 7748, section 4.1 (the map between the two curves).
 """
@@ -40,7 +41,7 @@ def times(scalar: int, point: Point) -> Point:
 
 
 def small_order() -> list[Point]:
-    """The eight points whose order divides 8."""
+    """Return the eight points whose order divides 8."""
     y = 2
     while (found := on_curve(y, odd=False)) is None or times(4, times(ORDER, found)) == NEUTRAL:
         y += 1
@@ -53,7 +54,7 @@ def edwards_hex(point: Point) -> str:
 
 
 def montgomery(point: Point) -> int:
-    """u of a point; 0 for the neutral one, as X25519 has it."""
+    """Return u of a point; 0 for the neutral one, as X25519 defines it."""
     return (1 + point[1]) * pow(1 - point[1], -1, P) % P if point[1] != 1 else 0
 
 

@@ -1,4 +1,4 @@
-"""Masks by the standards' own pseudocode: HKDF (RFC 5869) of HMAC, X25519's ladder (RFC 7748), ChaCha20 (RFC 8439)."""
+"""Computes masks by the standards' pseudocode: HKDF (RFC 5869) of HMAC, X25519 (RFC 7748), ChaCha20 (RFC 8439)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ P = 2**255 - 19
 
 
 def hkdf(secret: bytes, info: bytes) -> bytes:
-    """32 bytes; without a salt, which is then 32 zeros."""
+    """Return 32 bytes; without a salt, which is then 32 zeros."""
     extracted = hmac.digest(bytes(32), secret, "sha256")
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
 def x25519(scalar: bytes, u: bytes) -> bytes:
-    """RFC 7748, section 5."""
+    """Compute X25519 as RFC 7748, section 5, defines it."""
     clamped = bytearray(scalar)
     clamped[0] &= 248
     clamped[31] = clamped[31] & 127 | 64
@@ -36,7 +36,7 @@ def x25519(scalar: bytes, u: bytes) -> bytes:
 
 
 def chacha20(key: bytes, words: int) -> list[int]:
-    """The first 64-bit little-endian words of the stream from block 0, nonce 0."""
+    """Return the first 64-bit little-endian words of the stream from block 0, nonce 0."""
     out = b""
     for block in range((words + 7) // 8):
         start = [*struct.unpack("<4I", b"expand 32-byte k"), *struct.unpack("<8I", key), block, 0, 0, 0]
@@ -58,7 +58,7 @@ def _quarter(state: list[int], a: int, b: int, c: int, d: int) -> None:
 
 
 def private_key(secret: bytes, *, study: str, batch: str, draw: int, nonce: str) -> bytes:
-    """A site's key for one draw."""
+    """Return a site's key for one draw."""
     info = {"batch": batch, "draw": draw, "nonce": nonce, "study": study}
     return hkdf(secret, b"consilium/mask-key/v1\0" + written(info))
 
@@ -70,7 +70,7 @@ def mask(shared: bytes, *, pair: tuple[str, str], query: str, roster: str, words
 
 
 def roster_id(study: str, ledger: str, batch: str, draw: int, members: dict[str, tuple[str, str]]) -> str:
-    """Members: name → (mask key, signature), as they are written."""
+    """Return the roster's id. ``members`` maps a name to (mask key, signature), as they are written."""
     listed = [{"mask": {"key": key, "signature": said}, "site": site} for site, (key, said) in sorted(members.items())]
     document = {"batch": batch, "draw": draw, "ledger": ledger, "members": listed, "schema": 1, "study": study}
     return hashlib.sha256(written(document)).hexdigest()

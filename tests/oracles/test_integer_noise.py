@@ -1,4 +1,4 @@
-"""Why the noise is a rounded Gaussian and not a discrete one: the true δ of both, summed over integers at 60 digits."""
+"""Tests why noise is a rounded and not a discrete Gaussian: the true δ of both, summed over integers at 60 digits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def discrete(std: mpmath.mpf) -> Mass:
 
 
 def true_delta(mass: Mass, shift: int, epsilon: float, std: mpmath.mpf) -> mpmath.mpf:
-    """Σ_k (p(k − Δ) − e^ε·p(k))₊, the definition."""
+    """Return Σ_k (p(k − Δ) − e^ε·p(k))₊, which defines δ."""
     factor = mpmath.exp(epsilon)
     reach = int(12 * std) + shift + 2
     masses = {k: mass(k) for k in range(-reach - shift, reach + 1)}
@@ -62,7 +62,7 @@ def test_the_rounded_gaussians_true_delta_never_exceeds_the_analytic_curve(
 def test_the_discrete_gaussians_true_delta_exceeds_the_analytic_curve_on_coarse_grids(
     shift: int, excess: float
 ) -> None:
-    """At the noise calibrated for (8, 1e-3): 62 % more δ at Δ = 2 grid steps, 3.8 % at 4, 1.1 % at 16."""
+    """At the noise calibrated for (8, 1e-3), δ is larger by 62 % at Δ = 2 grid steps, 3.8 % at 4 and 1.1 % at 16."""
     with mpmath.workdps(60):
         ratio = mpmath.mpf("0.480013752")
         std = shift * ratio
@@ -71,7 +71,7 @@ def test_the_discrete_gaussians_true_delta_exceeds_the_analytic_curve_on_coarse_
 
 
 def sum_of_rounded(std: mpmath.mpf, shares: int) -> tuple[Mass, mpmath.mpf]:
-    """The masses of the sum of so many independent rounded Gaussians, by convolution, and √shares · std."""
+    """Return the masses of the sum of so many independent rounded Gaussians, by convolution, and √shares · std."""
     reach = int(14 * std) + 2
     one = [rounded(std)(k) for k in range(-reach, reach + 1)]
     masses = one
@@ -88,7 +88,7 @@ def sum_of_rounded(std: mpmath.mpf, shares: int) -> tuple[Mass, mpmath.mpf]:
 @pytest.mark.parametrize("shares", [2, 4, 8])
 @pytest.mark.parametrize("std", ["0.6", "1", "2"])
 def test_the_sum_of_rounded_gaussians_stays_below_the_curve_of_their_total(shares: int, std: str) -> None:
-    """So noise may be drawn in shares, one a hospital, without another accountant (docs/adr, the sealed sum)."""
+    """Therefore hospitals may draw the noise in shares without another accountant (docs/adr, the sealed sum)."""
     with mpmath.workdps(40):
         mass, total = sum_of_rounded(mpmath.mpf(std), shares)
         for ratio in (0.5, 1.0, 2.0):
@@ -99,7 +99,7 @@ def test_the_sum_of_rounded_gaussians_stays_below_the_curve_of_their_total(share
 
 
 def test_shares_of_a_fraction_of_a_grid_step_are_not_covered() -> None:
-    """What the lemma needs: below half a step a share rounds to nothing most of the time, and the sum shows more."""
+    """The lemma needs larger shares: below half a step a share mostly rounds to nothing, and the sum reveals more."""
     with mpmath.workdps(40):
         mass, total = sum_of_rounded(mpmath.mpf("0.15"), 4)
         assert true_delta(mass, 1, 0.5, total) > mpmath.mpf(delta_exact(float(1 / total), 0.5))
@@ -109,7 +109,7 @@ def test_shares_of_a_fraction_of_a_grid_step_are_not_covered() -> None:
 
 
 def convolved(std: float, shares: int) -> Float[np.ndarray, "n"]:
-    """The masses of the sum of so many rounded Gaussians, the middle one at zero."""
+    """Return the masses of the sum of so many rounded Gaussians, the middle one at zero."""
     k = np.arange(1, int(36 * std) + 4)
     tail = (erfc((k - 0.5) / std / np.sqrt(2)) - erfc((k + 0.5) / std / np.sqrt(2))) / 2
     one = np.concatenate([tail[::-1], [erf(0.5 / std / np.sqrt(2))], tail])
@@ -136,7 +136,7 @@ def test_sums_of_shares_stay_below_the_curve_far_into_the_tails(shares: int, std
 
 
 def test_the_curve_is_first_passed_at_shares_of_little_more_than_half_a_step() -> None:
-    """Two shares, Δ = 1, ε = 16: 13 % too much of a δ of 2e-33. Below .4 steps it shows at everyday ε."""
+    """For two shares, Δ = 1 and ε = 16, δ is 13 % above 2e-33. Below .4 steps the excess shows at everyday ε."""
     assert delta_of(convolved(0.55, 2), 1, 16.0) / delta_exact(1 / (0.55 * 2**0.5), 16.0) == pytest.approx(
         1.131, abs=1e-3
     )
@@ -145,7 +145,7 @@ def test_the_curve_is_first_passed_at_shares_of_little_more_than_half_a_step() -
 
 @pytest.mark.parametrize(("shares", "std"), [(2, 1.0), (2, 1.2), (3, 1.0), (4, 1.0), (8, 1.0)])
 def test_the_distance_of_the_lemma_is_never_above_its_bound_and_of_its_order(shares: int, std: float) -> None:
-    """Against round(N(0, h·s²) + V), whose masses are an integral of its characteristic function."""
+    """The oracle is round(N(0, h·s²) + V), whose masses are an integral of its characteristic function."""
     masses = convolved(std, shares)
     w = np.linspace(-14 / std, 14 / std, 20_001)
     transform = np.exp(-shares * (std * w) ** 2 / 2) * np.sinc(w / 2 / np.pi) ** shares
@@ -158,7 +158,7 @@ def test_the_distance_of_the_lemma_is_never_above_its_bound_and_of_its_order(sha
 
 
 def test_what_is_set_aside_covers_shares_of_every_roster() -> None:
-    """Lemma and sampler, over the coordinates of a pool's whole life, at the largest ε."""
+    """Lemma and sampler together are covered over all coordinates of a pool's lifetime, at the largest ε."""
     with mpmath.workdps(60):
         h, s = mpmath.mpf(MAX_PEERS), mpmath.mpf(MIN_SHARE_STD)
         lemma = 29 * h**2 * s**2 * mpmath.exp(-((mpmath.pi * s) ** 2))

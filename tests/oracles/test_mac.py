@@ -1,4 +1,5 @@
-"""DP-MAC in 3D is MAC: its objective, its Z-step and its W-step against the five blocks of a U-Net written out by hand.
+"""Tests that DP-MAC in 3D is MAC: objective, Z-step and W-step equal those of a U-Net's five blocks written
+by hand.
 
 The oracle calls the blocks one after another, with plain autograd, one patient and one block at a time; it knows
 nothing of hooks, vmap or surrogates. Each wrong version is a patch to the product's code and turns an oracle red.
@@ -40,7 +41,7 @@ def network(kind: str = "unet") -> torch.nn.Module:
 
 
 def patients(count: int, *, size: int = 8, scans: int = 1, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images [b, k, 1, x, y, z] of blocks in noise and their one-hot targets [b, k, 3, x, y, z]."""
+    """Return images [b, k, 1, x, y, z] of blocks in noise and their one-hot targets [b, k, 3, x, y, z]."""
     rng = torch.Generator().manual_seed(seed)
     label = torch.zeros(count, scans, size, size, size, dtype=torch.int64)
     label[..., 1:4, 2:5, 2:6], label[..., 4:7, 2:5, 2:6] = 1, 2
@@ -64,7 +65,7 @@ def block(net: torch.nn.Module, name: str, weights: State, given: torch.Tensor) 
 
 
 def parents(name: str, x: torch.Tensor, z: State) -> torch.Tensor:
-    """What a block of the three-level U-Net reads."""
+    """Return the input of a block of the three-level U-Net."""
     return {
         D1: lambda: x,
         D2: lambda: z[D1],
@@ -75,7 +76,7 @@ def parents(name: str, x: torch.Tensor, z: State) -> torch.Tensor:
 
 
 def energy(net: torch.nn.Module, weights: State, x: torch.Tensor, y: torch.Tensor, z: State, mu: float) -> torch.Tensor:
-    """E(W, Z) of one image: the loss of the last block, and μ/2N times every hidden block's squared gap."""
+    """Return E(W, Z) of one image: the last block's loss, and μ/2N times every hidden block's squared gap."""
     gaps = [(z[name] - block(net, name, weights, parents(name, x, z))).square().sum() for name in ORDER[:-1]]
     loss = soft_dice_ce(block(net, U1, weights, parents(U1, x, z)), y).sum()
     return loss + mu / (2 * x[0, 0].numel()) * torch.stack(gaps).sum()
@@ -84,7 +85,7 @@ def energy(net: torch.nn.Module, weights: State, x: torch.Tensor, y: torch.Tenso
 def coordinates_by_hand(
     net: torch.nn.Module, weights: State, x: torch.Tensor, y: torch.Tensor, how: Penalty, mu: float
 ) -> State:
-    """z = f + e, block after block; descent over e."""
+    """Return z = f + e, block after block, by descent over e."""
     e: State = {}
 
     def whole() -> State:
@@ -107,7 +108,7 @@ def coordinates_by_hand(
 def w_step_by_hand(
     net: torch.nn.Module, weights: State, x: torch.Tensor, y: torch.Tensor, how: Penalty, mu: float
 ) -> State:
-    """A patient's gradient: of each block's own term, at fixed coordinates, averaged over the patient's images."""
+    """Return a patient's gradient: each block's own term at fixed coordinates, averaged over the patient's images."""
     total = {name: torch.zeros_like(w) for name, w in weights.items()}
     for image in range(len(x)):
         one, target = x[image : image + 1], y[image : image + 1]
@@ -123,7 +124,7 @@ def w_step_by_hand(
 
 
 def the_clipped_coefficients_are_macs() -> None:
-    """Every block's per-patient vector, three patients of two images, equals the one by hand."""
+    """Check that every block's vector, for three patients of two images, equals the one computed by hand."""
     net, (x, y) = network(), patients(3, scans=2)
     weights, blocks = plain_weights(net), blocks_of(net)
     found, _ = per_patient(mac.mac_loss(blocks, soft_dice_ce, mu=MU, how=HOW))(weights, x, y)
@@ -135,7 +136,7 @@ def the_clipped_coefficients_are_macs() -> None:
 
 
 def a_block_is_as_long_as_its_clip() -> None:
-    """A long gradient's released length in its own units: Θ in every block, so noise of σ·√(MK)·Θ covers all."""
+    """Check that a long gradient is released with length Θ in every block, so noise of σ·√(MK)·Θ covers all."""
     images, targets = (tensor[:, 0].float() for tensor in patients(1))
     strategy = made(Patients(images, targets, (0,)), clip=1e-4)
     total = strategy.total(np.array([0]))
@@ -157,7 +158,7 @@ def made(people: Patients, *, clip: float = 1e-3, penalty: Penalty = HOW, steps:
 def forward_pass(
     blocks: Blocks, each: mac.Each, weights: State, patches: torch.Tensor, targets: torch.Tensor, *rest: object
 ) -> State:
-    """No Z-step: coordinates that stay where the forward pass has them."""
+    """Leave out the Z-step: coordinates stay where the forward pass puts them."""
     z: State = {}
 
     def visit(name: str, output: torch.Tensor) -> torch.Tensor:
@@ -170,7 +171,7 @@ def forward_pass(
 
 
 def reads_its_own_output(*which: str) -> Callable[..., torch.Tensor]:
-    """The objective in which these blocks' readers are given the block's output and not its coordinate."""
+    """Return the objective in which readers of these blocks get a block's output instead of its coordinate."""
 
     def objective(
         blocks: Blocks,
@@ -245,7 +246,7 @@ def test_a_wrong_mac_turns_its_oracle_red(wrong: str) -> None:
 
 
 def test_shares_that_do_not_cover_every_block_are_refused() -> None:
-    """√(MK) written out as 1 a block: the parts themselves refuse it."""
+    """Here √(MK) would be written as 1 for each block; the parts themselves refuse it."""
     blocks = blocks_of(network())
     with pytest.raises(InvalidInput, match="shares"):
         ClippingPlan(blocks.weights, (1.0,) * 5, (1.0,) * 5)
@@ -256,7 +257,7 @@ def test_shares_that_do_not_cover_every_block_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_the_w_step_is_the_slope_of_the_objective_in_every_block_by_central_differences(kind: str) -> None:
-    """E(W, Z) at fixed Z, along a random direction of one block's weights. Steps are small: few voxels cross a kink."""
+    """E(W, Z) varies at fixed Z along a random direction of one block's weights. Small steps avoid most kinks."""
     net = network(kind)
     x, y = patients(1, size=32 if kind == "paper-unet" else 8)
     weights, blocks = plain_weights(net), blocks_of(net)
@@ -286,7 +287,7 @@ def test_the_objective_is_the_one_written_out_by_hand_and_the_z_step_lowers_it()
 
 
 def test_the_first_step_on_coordinates_is_against_back_propagations_gradient_at_every_block() -> None:
-    """One step of size rate·N/μ from the forward pass; the gradients at the blocks' outputs are autograd's."""
+    """The step from the forward pass has size rate·N/μ; autograd gives the gradients at the blocks' outputs."""
     net, (x, y) = network(), patients(1)
     weights, blocks = plain_weights(net), blocks_of(net)
     z = mac.coordinates(blocks, soft_dice_ce, weights, x[0], y[0], MU, Penalty(MU, 1, 1, 0.25))
@@ -305,7 +306,9 @@ def test_the_first_step_on_coordinates_is_against_back_propagations_gradient_at_
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_under_a_stiff_penalty_every_block_is_back_propagation_times_what_the_steps_reach(kind: str) -> None:
-    """μ → ∞: 1 − (1 − rate)^steps of the gradient that DP-SGD clips a layer of, and all of it in the last block."""
+    """For μ → ∞, hidden blocks reach 1 − (1 − rate)^steps of DP-SGD's gradient of a layer, and the last block all of
+    it.
+    """
     net = network(kind)
     x, y = patients(2, size=32 if kind == "paper-unet" else 8)
     weights, blocks = plain_weights(net), blocks_of(net)
@@ -318,7 +321,7 @@ def test_under_a_stiff_penalty_every_block_is_back_propagation_times_what_the_st
 
 
 def test_clipped_sums_are_not_those_of_dp_sgd_with_a_clip_a_layer() -> None:
-    """At a penalty where coordinates move: 5 % of the sum's length and more in every hidden block; under 1 % at 1e9."""
+    """At a penalty where coordinates move, each hidden block's sum differs by 5 % or more; at 1e9 by less than 1 %."""
     net, (x, y) = network(), patients(4)
     weights, blocks = plain_weights(net), blocks_of(net)
     parts = blocks.parts(1e-4)
@@ -393,7 +396,7 @@ def test_every_network_a_study_may_name_is_a_graph_in_which_every_weight_has_one
 
 
 class Odd(torch.nn.Module):
-    """Two convolutions, and one thing that keeps them from being a graph of blocks."""
+    """Two convolutions, and one feature that keeps them from being a graph of blocks."""
 
     def __init__(self, what: str) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""The statements of Fay, Sjölund & Oechtering 2021 ("Private Learning for High-Dimensional Targets with PATE").
+"""Tests the statements of Fay, Sjölund & Oechtering 2021 ("Private Learning for High-Dimensional Targets with
+PATE").
 
 Propositions, equations and printed slips, each checked by means other than the paper's proof. What the paper gets right
 holds our accountants to account; what it misprints is kept here so that nobody copies it.
@@ -25,7 +26,7 @@ BUDGETS = [(0.1, 1e-3), (1.0, 1e-3), (8.0, 1e-3), (8.0, 1e-5), (20.0, 1e-6)]
 
 
 def sigma_15(*, sensitivity: float, queries: int, epsilon: float, delta: float) -> float:
-    """Eq (15) for any sensitivity S: σ = S·√N·(√(L + ε) + √L)/(√2·ε), L = log 1/δ."""
+    """Return σ by eq (15) for any sensitivity S: σ = S·√N·(√(L + ε) + √L)/(√2·ε), L = log 1/δ."""
     log_term = math.log(1 / delta)
     return (
         sensitivity
@@ -37,7 +38,7 @@ def sigma_15(*, sensitivity: float, queries: int, epsilon: float, delta: float) 
 
 
 def phi_as_printed(o: np.ndarray) -> np.ndarray:
-    """The bottleneck activation written down as the paper prints it, in the dtype of its input."""
+    """Return the bottleneck activation as the paper prints it, in the dtype of its input."""
     length = o.size - 1
     norm = np.sqrt(np.sum(o[1:] ** 2))
     scale = o.dtype.type(math.sqrt(8 / math.pi))
@@ -45,7 +46,7 @@ def phi_as_printed(o: np.ndarray) -> np.ndarray:
 
 
 def max_over_cube(rows: np.ndarray) -> float:
-    """max ‖A_l·ŷ‖ over ŷ ∈ [−1, 1]^d: a convex function's maximum is at a corner, so all corners are tried."""
+    """Return max ‖A_l·ŷ‖ over ŷ ∈ [−1, 1]^d; a convex function's maximum is at a corner, so all corners are tried."""
     corners = np.array(list(itertools.product([-1.0, 1.0], repeat=rows.shape[1])))
     return float(np.sqrt(((corners @ rows.T) ** 2).sum(axis=1)).max())
 
@@ -74,7 +75,9 @@ def test_algorithm_2s_printed_noise_is_eq_15_at_sensitivity_two_over_k() -> None
 def test_the_paper_accountants_noise_is_eq_15s_and_the_exact_one_says_what_it_wastes(
     radius: float, sensitivity: float, epsilon: float, delta: float
 ) -> None:
-    """σ on the mean of K codes, K = 8: Algorithm 2 at S = 2/K; Algorithm 1 at S = √d/K with C = √d/2, d = 1024."""
+    """For K = 8, σ is on the mean of K codes: Algorithm 2 with S = 2/K; Algorithm 1 with S = √d/K, C = √d/2,
+    d = 1024.
+    """
     hospitals, queries, budget = 8, 80, Budget(epsilon, delta)
     protection = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
     radius_steps = radius_int(radius)
@@ -99,7 +102,7 @@ def test_the_paper_accountants_noise_is_eq_15s_and_the_exact_one_says_what_it_wa
 
 
 def test_algorithm_1_as_printed_breaks_its_promise_when_k_epsilon_is_below_one() -> None:
-    """It divides by √(2Kε) where eq (15) divides by √2·K·ε: too little noise exactly when Kε < 1."""
+    """It divides by √(2Kε) where eq (15) divides by √2·K·ε, so the noise is too small exactly when Kε < 1."""
     queries, dimension, delta = 10, 64, 1e-5
     for hospitals, epsilon, enough in [(2, 0.05, False), (4, 0.02, False), (8, 0.125, True), (8, 1.0, True)]:
         sensitivity, log_term = math.sqrt(dimension) / hospitals, math.log(1 / delta)
@@ -230,7 +233,7 @@ def test_figure_1_the_radius_stands_in_for_the_normal_to_within_0177(length: int
 
 @pytest.mark.parametrize("length", [1, 2, 16])
 def test_figure_2_phi_fills_the_ball_nearly_uniformly_for_normal_inputs(length: int) -> None:
-    """‖φ‖^l would be uniform on [0, 1]; its distribution is off by the logistic's .0177 and no more."""
+    """‖φ‖^l would be uniform on [0, 1]; its distribution deviates by at most the logistic's .0177."""
     rng = np.random.default_rng(13)
     draws = ball_activation(rng.normal(size=(40_000, length + 1)))
     volume = np.linalg.norm(draws, axis=1) ** length
@@ -244,7 +247,9 @@ def test_figure_2_phi_fills_the_ball_nearly_uniformly_for_normal_inputs(length: 
 
 
 def test_figure_2s_map_of_the_disc_is_uniform_cell_by_cell() -> None:
-    """l = 2, as drawn: equal-area cells (rings × sectors) hold equal shares up to the logistic's .0177 a ring edge."""
+    """For l = 2, as in the figure, cells of equal area hold equal shares, up to the logistic's .0177 at a
+    ring's edge.
+    """
     draws = ball_activation(np.random.default_rng(16).normal(size=(200_000, 3)))
     ring = np.minimum((4 * (draws**2).sum(axis=1)).astype(int), 3)
     sector = ((np.arctan2(draws[:, 1], draws[:, 0]) / (2 * np.pi) % 1) * 8).astype(int) % 8
@@ -288,7 +293,7 @@ def test_printed_phi_leaves_the_unit_ball_in_short_floats_and_ours_never_does(dt
 
 
 def test_the_classic_gaussian_formula_is_unsound_above_epsilon_one() -> None:
-    """σ = √(2·ln(1.25/δ))/ε promises 8 and gives 8.18, promises 20 and gives 29.6 (at δ = 1e-3)."""
+    """At δ = 1e-3, σ = √(2·ln(1.25/δ))/ε promises 8 and gives 8.18, and promises 20 and gives 29.6."""
     for promised, true in [(8.0, 8.18), (20.0, 29.6)]:
         sigma = math.sqrt(2 * math.log(1.25 / 1e-3)) / promised
         assert epsilon_exact(1 / sigma**2, 1e-3) == pytest.approx(true, rel=1e-3)

@@ -1,4 +1,4 @@
-"""What a real implementation of DP-SGD, DP-MAC and DP-BBB passes, and what wrong ones do not.
+"""Tests which oracles a correct DP-SGD, DP-MAC and DP-BBB passes, and that wrong versions fail them.
 
 Each oracle is computed by another road than the code it judges: autograd, explicit matrices, adversarial search,
 closed forms. The wrong versions are patches to production code (``wrong_training``), and each turns its oracle red.
@@ -161,8 +161,9 @@ def test_targets_one_gradient_step_away_give_twice_eta_back_propagation_in_every
 
 
 def test_block_objectives_in_3d_clipped_alike_are_dp_sgd_with_a_clip_a_layer() -> None:
-    """What was called DP-MAC in 3D: targets one normalised gradient step away, z = h − η‖h‖g/‖g‖, a block's input its
-    forward input. Its clipped vector is DP-SGD's with a clip a layer, whatever η is."""
+    """An earlier version called this DP-MAC in 3D: targets one normalised gradient step away, z = h − η‖h‖g/‖g‖, and a
+    block's forward input. Its clipped vector equals that of DP-SGD with a clip for each layer, for any η.
+    """
     net, weights, (x, y) = small_net(), plain_weights(small_net()), volume(3)
     parts = volumes.layer_parts(net, 1e-4)
     plain, _ = volumes.per_patient(segmentation_loss(net, soft_dice_ce))(weights, x, y)
@@ -182,7 +183,9 @@ def block_objective_gradients(
     *,
     eta: float,
 ) -> dict[str, torch.Tensor]:
-    """One patient's gradients of Σ_k‖z_k − f_k(h_{k−1}; W_k)‖² + output loss, every block cut off from its input."""
+    """Return one patient's gradients of Σ_k‖z_k − f_k(h_{k−1}; W_k)‖² + output loss, each block cut off from
+    its input.
+    """
     outputs: dict[str, torch.Tensor] = {}
 
     def forward() -> torch.Tensor:
@@ -210,7 +213,7 @@ def small_net() -> torch.nn.Module:
 
 
 def volume(n: int, *, patches: int = 2, seed: int = 0, grid: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    """Patients with something to find: bright boxes on noise."""
+    """Return patients with something to find: bright boxes on noise."""
     rng = np.random.default_rng(seed)
     labels = np.zeros((n, patches, grid, grid, grid), dtype=np.int64)
     for case in range(n):
@@ -226,7 +229,7 @@ def volume(n: int, *, patches: int = 2, seed: int = 0, grid: int = 8) -> tuple[t
 
 
 def the_z_step_descends_the_whole_objective() -> None:
-    """Central differences of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss, written out; then Adam by torch itself."""
+    """Check central differences of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss, written out; then Adam by torch itself."""
     x, y = examples(3, 4, 3)
     for activation in ("softplus", "relu"):
         made = mac((4, 6, 5, 3), x, y, activation=activation, z_rate=0.02, z_steps=7)
@@ -258,7 +261,7 @@ def the_z_step_descends_the_whole_objective() -> None:
 def whole_objective(
     weights: list[torch.Tensor], x: torch.Tensor, y: torch.Tensor, z: list[torch.Tensor], activation: str
 ) -> torch.Tensor:
-    """The paper's eq (2) with μ = 1, summed over examples, for a binary cross-entropy output."""
+    """Return the paper's eq (2) with μ = 1, summed over examples, for a binary cross-entropy output."""
     f = {"softplus": torch.nn.functional.softplus, "relu": torch.relu}[activation]
     total, feed = torch.zeros((), dtype=F64), x
     for k, w in enumerate(weights):
@@ -271,7 +274,7 @@ def whole_objective(
 
 
 def a_layer_is_as_long_as_its_clip() -> None:
-    """A long gradient's released length in its own units: the clip that was asked for, in every layer."""
+    """Check that a long gradient is released with the requested clip as its length, in every layer."""
     images, targets = (tensor[:, 0] for tensor in volume(1))
     people = volumes.Patients(images, targets, (0,))
     terms = volumes.StepTerms(lambda s, t: 0.1, clip=1e-3, per_layer=True)
@@ -295,7 +298,7 @@ def lengths_are(strategy: Strategy, clip: float) -> None:
 
 
 def no_example_moves_a_coefficient_past_its_bound() -> None:
-    """Gradient ascent over z, input and weights of softplus layers, from many starts, against every bound."""
+    """Check every bound by gradient ascent over z, input and weights of softplus layers, from many starts."""
     worst: dict[str, float] = {}
     for seed, scale, t, units in ((0, 0.3, 0.3, 3), (1, 1.0, 1.0, 3), (2, 3.0, 1.0, 2), (3, 0.1, 2.0, 8)):
         rng = torch.Generator().manual_seed(seed)
@@ -309,7 +312,9 @@ def no_example_moves_a_coefficient_past_its_bound() -> None:
 
 
 def search(name: str, w: torch.Tensor, t: float, *, seed: int, starts: int = 16, steps: int = 80) -> float:
-    """The largest value of one coefficient found by projected gradient ascent over (z, i) in the balls of radius t."""
+    """Return the largest value of one coefficient found by projected gradient ascent over (z, i) in balls of
+    radius t.
+    """
     rng = torch.Generator().manual_seed(100 + seed)
     z = torch.randn(starts, w.shape[1], generator=rng, dtype=F64)
     i = torch.randn(starts, w.shape[0], generator=rng, dtype=F64)
@@ -328,7 +333,7 @@ def search(name: str, w: torch.Tensor, t: float, *, seed: int, starts: int = 16,
 
 
 def coefficient(name: str, w: torch.Tensor, z: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-    """|a1|, |a|, ‖b1‖, ‖b2‖, ‖b‖ or ‖C‖ of single examples, from softplus and its derivatives by autograd."""
+    """Return |a1|, |a|, ‖b1‖, ‖b2‖, ‖b‖ or ‖C‖ of single examples, from softplus and its derivatives by autograd."""
     u = i @ w
     f, first = torch.nn.functional.softplus(u), torch.sigmoid(u)
     second = first * (1 - first)
@@ -345,7 +350,9 @@ def coefficient(name: str, w: torch.Tensor, z: torch.Tensor, i: torch.Tensor) ->
 
 
 def the_step_is_the_gradient_of_the_tempered_evidence_bound() -> None:
-    """σ = 0, C = ∞: Blundell's estimator by autograd through w = μ + softplus(ρ)ε, with the closed-form KL."""
+    """Check, at σ = 0 and C = ∞, Blundell's estimator by autograd through w = μ + softplus(ρ)ε with the
+    closed-form KL.
+    """
     rng = torch.Generator().manual_seed(0)
     posterior = bbb.WeightPosterior.around({"w": torch.randn(5, 3, generator=rng, dtype=F64)}, std=0.3)
     x, y = examples(8, 4, 3)
@@ -367,7 +374,7 @@ def the_step_is_the_gradient_of_the_tempered_evidence_bound() -> None:
 
 
 def patches_of_a_patient_give_one_clip() -> None:
-    """Adding a patient moves the integer sum by at most R, however many patches it has."""
+    """Check that adding a patient moves the integer sum by at most R, however many patches the patient has."""
     net, (x, y) = build_unet((4, 8), in_channels=1, out_channels=3, seed=0), volume(3, patches=4)
     weights = plain_weights(net)
     parts = one_part(tuple(weights), 1e-4)
@@ -381,7 +388,9 @@ def patches_of_a_patient_give_one_clip() -> None:
 
 
 def batches_are_the_coins_they_are_charged_as() -> None:
-    """Over many steps the sizes vary as a binomial and every pair of patients meets with probability q²."""
+    """Check over many steps that batch sizes vary as a binomial and that each pair of patients meets with probability
+    q².
+    """
     event = TrainingEvent(Sampling.POISSON, Fraction(1, 4), Fraction(1), 2000)
     sampler = sampling.sampler_for(event, patients=40, key=b"k" * 32)
     batches = [sampler.batch(step) for step in range(2000)]
@@ -432,7 +441,7 @@ def test_each_printed_bound_is_passed_by_some_example(name: str) -> None:
 
 
 def test_appendix_gs_printed_bound_is_too_small_for_the_curvature_and_large_enough_for_half_of_it() -> None:
-    """Appendix G bounds ‖∂²T‖ by ½T²(T² + ‖4β² + α‖²)^½; the search passes that, and not twice as far."""
+    """Appendix G bounds ‖∂²T‖ by ½T²(T² + ‖4β² + α‖²)^½; the search exceeds this bound, but not its double."""
     worst = 0.0
     for seed, scale, t, units in ((0, 0.3, 0.3, 3), (1, 1.0, 1.0, 3), (3, 0.1, 2.0, 8), (4, 1.0, 3.0, 1)):
         w = scale * torch.randn(4, units, generator=torch.Generator().manual_seed(seed), dtype=F64)
@@ -480,7 +489,9 @@ def test_the_first_step_of_adam_moves_every_coordinate_by_its_rate_against_its_g
 
 
 def test_steps_of_second_order_follow_the_quadratic_of_a_linear_layer_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Squared error of a linear layer is its own second-order expansion: autograd at the moved weights, no noise."""
+    """A linear layer's squared error equals its second-order expansion, here by autograd at the moved weights, no
+    noise.
+    """
     x, y = examples(7, 4, 3, one_hot=False)
     made = mac((4, 3), x, y, activation="relu", output="mse", clip=100.0, curvature_clip=100.0, w_steps=3)
     mean = noised(made.total(np.arange(7)), made.parts, noise_multiplier=Fraction(1), expected=7, noise=silent)
@@ -591,7 +602,7 @@ def test_adding_a_row_moves_the_second_moment_by_at_most_one() -> None:
 
 
 def test_the_kl_weights_of_an_epoch_sum_to_the_temperature() -> None:
-    """Relative to Σ_n log p, a step of expected batch qn weighs the KL by λ·q: one epoch of 1/q steps gives λ."""
+    """Relative to Σ_n log p, a step of expected batch qn weighs the KL by λ·q, so an epoch of 1/q steps gives λ."""
     posterior = bbb.WeightPosterior.around({"w": torch.ones(2, dtype=F64)}, std=0.1)
     zero = {"w": torch.zeros(2, dtype=F64)}
     n, q, temperature, prior = 50, 0.1, 0.3, 0.5
@@ -601,7 +612,7 @@ def test_the_kl_weights_of_an_epoch_sum_to_the_temperature() -> None:
 
 
 def test_a_posteriors_deviations_move_by_the_draw_at_which_the_patients_were_asked() -> None:
-    """Adam's first step goes against the sign of G ⊙ ε, ε read off the weights that were sampled."""
+    """Adam's first step goes against the sign of G ⊙ ε; ε is computed from the sampled weights."""
     generator = torch.Generator().manual_seed(2)
     start = torch.randn(200, generator=generator, dtype=torch.float64)
     descent = bbb.PosteriorDescent(bbb.WeightPosterior.around({"w": start}, std=0.1), bbb.Prior(1e-12, 1.0, 1), seed=5)

@@ -1,4 +1,5 @@
-"""Speed of the noise beside its two alternatives, in one run on one core: ``pytest -m slow -s`` prints the figures.
+"""Measures the speed of the noise and of its two alternatives on one core: ``pytest -m slow -s`` prints the
+figures.
 
 The Canonne–Kamath–Steinke loop (2020, Algorithms 1–3) is written out here from the paper, in exact integer arithmetic;
 it samples the discrete Gaussian, which the analytic curve does not cover (see test_integer_noise).
@@ -25,7 +26,7 @@ def bernoulli(numerator: int, denominator: int) -> bool:
 
 
 def bernoulli_exp_below_one(numerator: int, denominator: int) -> bool:
-    """Bernoulli(exp(−γ)) for 0 ≤ γ ≤ 1 (Algorithm 1)."""
+    """Draw Bernoulli(exp(−γ)) for 0 ≤ γ ≤ 1 (Algorithm 1)."""
     k = 1
     while bernoulli(numerator, denominator * k):
         k += 1
@@ -41,7 +42,7 @@ def bernoulli_exp(numerator: int, denominator: int) -> bool:
 
 
 def discrete_laplace(t: int) -> int:
-    """Algorithm 2 with s = 1."""
+    """Draw by Algorithm 2 with s = 1."""
     while True:
         u = secrets.randbelow(t)
         if not bernoulli_exp_below_one(u, t):
@@ -57,7 +58,7 @@ def discrete_laplace(t: int) -> int:
 
 
 def discrete_gaussian(std: int) -> int:
-    """Algorithm 3 for integer σ."""
+    """Draw by Algorithm 3 for integer σ."""
     t = std + 1
     while True:
         y = discrete_laplace(t)
@@ -67,7 +68,7 @@ def discrete_gaussian(std: int) -> int:
 
 
 def rate(draw: Callable[[], int]) -> float:
-    """Samples a second; ``draw`` returns how many it drew. The best of three, for the machine is shared."""
+    """Return samples a second, the best of three because the machine is shared; ``draw`` returns how many it drew."""
     best = 0.0
     for _ in range(3):
         start = time.perf_counter()
@@ -89,7 +90,7 @@ def test_the_reference_loop_samples_a_gaussian() -> None:
 
 
 def opendp_gaussian(std: int) -> Callable[[], object] | None:
-    """One draw of opendp's discrete Gaussian, or None where it is not installed."""
+    """Return one draw of opendp's discrete Gaussian, or None if opendp is not installed."""
     try:
         opendp = importlib.import_module("opendp.prelude")
     except ImportError:
@@ -125,7 +126,7 @@ def test_a_million_samples_a_second_on_one_core_far_ahead_of_both_alternatives(
 
 @pytest.mark.slow
 def test_opendps_column_is_the_same_gaussian() -> None:
-    """So that speeds are compared on the same task; opendp samples the discrete Gaussian."""
+    """Then the speeds are compared on the same task; opendp samples the discrete Gaussian."""
     draw = opendp_gaussian(20)
     if draw is None:
         pytest.skip("opendp is not installed; it is in the dev extra")

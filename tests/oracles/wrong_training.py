@@ -1,4 +1,5 @@
-"""Wrong versions of private training, as published or as often written: each is a patch to the product's own code.
+"""Defines wrong versions of private training, as published or as often written, as patches to the product's
+code.
 
 Used by ``test_private_training``, where each must turn its oracle red.
 """
@@ -43,7 +44,7 @@ def printed_hidden_bounds(weights: np.ndarray, *, t: float) -> sensitivity.Layer
 def only_its_own_layer(
     weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: mlp.Layers, shape: mlp.NetworkShape
 ) -> mlp.Layers:
-    """A Z-step that never hears from the next layer: 2(z_k − f_k) and nothing else."""
+    """Leave out the next layer's term of a Z-step: 2(z_k − f_k) alone."""
     preacts = [mlp.with_bias(feed) @ w for feed, w in zip(z[:-1], weights[1:-1], strict=True)]
     values = [first, *(mlp.act(u, shape.activation) for u in preacts)]
     return [2 * (entry - value) for entry, value in zip(z, values, strict=True)]
@@ -59,7 +60,7 @@ def printed_posterior_gradients(
     draw: dict[str, torch.Tensor],
     prior: bbb.Prior,
 ) -> bbb.WeightPosterior:
-    """The published step: the prior's gradient at w without that of log q, and ∂q/∂θ where ∂ log q/∂θ is meant."""
+    """Take the published step: the prior's gradient at w without that of log q, and ∂q/∂θ where ∂ log q/∂θ is meant."""
     weight = prior.temperature / prior.patients
     mean, rho = {}, {}
     for name, g in likelihood.items():
@@ -75,7 +76,7 @@ def printed_posterior_gradients(
 
 
 def row_chunks(self: volumes.Patients, batch: np.ndarray, size: int, *, turn: int = 0) -> Iterator[volumes.Chunk]:
-    """Every scan a row of its own: a patient with k scans is clipped k times."""
+    """Put every scan into a row of its own, so a patient with k scans is clipped k times."""
     rows = [row for slot in batch.tolist() for row in self._rows.get(slot, [])]
     for start in range(0, len(rows), size):
         picks = rows[start : start + size]

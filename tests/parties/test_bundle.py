@@ -1,4 +1,5 @@
-"""The offline bundle on two machines that never saw this repository: a consortium and a hospital, each by its own part.
+"""Tests the offline bundle on two machines without this repository: a consortium and a hospital, each with
+its part.
 
 Each machine is a network namespace with a Docker engine of its own and default settings; one cable joins them. What a
 person types is typed here as docs/deployment.md says it. `make test-parties`; needs root, Docker, compose and iptables.
@@ -38,7 +39,7 @@ ONE_THREAD = ("-e", "OMP_NUM_THREADS=1")
 
 @dataclass
 class Host:
-    """A machine with an engine, on which one party's administrator types."""
+    """Holds a machine with an engine, on which one party's administrator types."""
 
     name: str
     namespace: str
@@ -71,7 +72,7 @@ class Host:
         subprocess.run(["rm", "-rf", str(self.state)], check=False)
 
     def types(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A command on this machine, in the folder where the bundle was unpacked."""
+        """Run a command on this machine, in the folder where the bundle was unpacked."""
         command = [DOCKER, *words[1:]] if words[0] == "docker" else list(words)
         done = subprocess.run(
             ["nsenter", f"--net=/run/netns/{self.namespace}", *command],
@@ -86,13 +87,13 @@ class Host:
         return done
 
     def compose(self, *words: str, check: bool = True) -> str:
-        """``docker compose -f server.yml`` or ``site.yml``, of whichever generation is here."""
+        """Run ``docker compose -f server.yml`` or ``site.yml``, by whichever generation is installed."""
         v2 = subprocess.run([DOCKER, "compose", "version"], capture_output=True, check=False).returncode == 0
         start = ["docker", "compose"] if v2 else ["docker-compose"]
         return self.types(*start, "--file", f"{self.name}.yml", *words, check=check).stdout
 
     def healthy(self) -> dict[str, str]:
-        """The health of each running service."""
+        """Return the health of each running service."""
         form = '{{.Label "com.docker.compose.service"}} {{.Status}}'
         lines = self.types("docker", "ps", "--format", form).stdout.splitlines()
         return {line.split()[0]: line.partition("(")[2].rstrip(")") for line in lines}
@@ -103,7 +104,7 @@ until = partial(waiting.until, timeout_s=300.0, pause_s=1.0)
 
 @pytest.fixture(scope="module")
 def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]]:
-    """Two machines with the bundle's files, and nothing loaded."""
+    """Yield two machines with the bundle's files, and nothing loaded."""
     if not namespaces_work() or shutil.which("iptables") is None:
         pytest.skip("needs root, network namespaces and iptables")
     scratch = tmp_path_factory.mktemp("parties")
@@ -141,7 +142,7 @@ def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def folder_of(host: Host, *parts: str) -> Path:
-    """A folder that the machine's administrator made."""
+    """Make a folder as the machine's administrator."""
     path = host.folder.joinpath(*parts)
     path.mkdir(mode=0o700)
     os.chown(path, host.owner, host.owner)
@@ -149,7 +150,7 @@ def folder_of(host: Host, *parts: str) -> Path:
 
 
 def consortium_opens(host: Host) -> None:
-    """A study with synthetic volumes, provisioned, its daemons up."""
+    """Set up a study with synthetic volumes, provision it, and start its daemons."""
     study = folder_of(host, "study")
     folder_of(host, "study", "dashboard")
     host.environment |= {"STUDY_DIR": str(study)}
@@ -174,7 +175,7 @@ def consortium_opens(host: Host) -> None:
 
 
 def small(sections: str) -> str:
-    """Recipes of a few steps, because these tests do not examine what is learnt."""
+    """Shorten recipes to a few steps, because these tests do not examine what is learnt."""
     lines = sections.splitlines()
     for number, line in enumerate(lines):
         if line.startswith("steps ="):
@@ -246,7 +247,9 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
 
 
 def a_second_study_at_the_same_port(server: Host, site: Host) -> None:
-    """The one gateway serves it: its site's doctor is admitted there, and the first study's sites stay online."""
+    """Check that one gateway serves both studies: the doctor is admitted to the second, and the first's sites stay
+    online.
+    """
     run, second = ("run", "--rm", "-T", *ONE_THREAD), "/study/studies/second"
     plan = ["--name", "second", "--ledger", "/study", "--delta", "1e-3"]
     server.compose(*run, "server", "study", "init", second, *plan, *PLAN.split())
@@ -278,5 +281,5 @@ def a_second_study_at_the_same_port(server: Host, site: Host) -> None:
 
 
 def reached(host: Host, service: str, address: str) -> list[int]:
-    """Every port of ``address`` that takes a connection from inside a service's container."""
+    """Return every port of ``address`` that takes a connection from inside a service's container."""
     return list(json.loads(host.compose("exec", "-T", service, "python3", "-c", SCAN, address)))

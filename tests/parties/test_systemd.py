@@ -1,4 +1,5 @@
-"""The units, started by a systemd: a site connects and answers a study, its node may read neither data nor models.
+"""Tests the units under a real systemd: a site connects and answers, and its node can read neither data nor
+models.
 
 systemd is the init of one container, in which a server and a site run side by side as on a machine without containers.
 """
@@ -40,7 +41,7 @@ SMALL = [
 
 
 class Machine:
-    """A machine whose init is systemd. ``fingerprint`` is what the site's administrator reads out."""
+    """Holds a machine whose init is systemd. ``fingerprint`` is what the site's administrator reads out."""
 
     fingerprint = ""
 
@@ -50,7 +51,7 @@ class Machine:
         return done.stdout
 
     def denied(self, *words: str) -> bool:
-        """Whether a command fails for want of permission."""
+        """Return whether a command fails for lack of permission."""
         done = self._run(*words)
         return done.returncode != 0 and "Permission denied" in done.stderr
 
@@ -68,7 +69,7 @@ class Machine:
         return self.root("systemctl", "show", "--property", fact, "--value", unit).strip()
 
     def processes(self) -> list[list[str]]:
-        """User and command line of all that runs."""
+        """Return user and command line of every running process."""
         lines = self.root("ps", "-eo", "user:32,args", "--no-headers").splitlines()
         return [line.split(maxsplit=1) for line in lines]
 
@@ -81,7 +82,7 @@ until = partial(waiting.until, timeout_s=180.0, pause_s=0.5)
 
 @pytest.fixture(scope="module")
 def machine(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """Server and site set up as the guide says, units installed, nothing started."""
+    """Set up server and site as the guide says, with units installed and nothing started."""
     flags = os.environ.get("DOCKER_BUILD_FLAGS", "").split()
     dockerfile = Path(__file__).with_name("systemd.Dockerfile")
     subprocess.run(
@@ -176,7 +177,9 @@ def seen_by_the_node(machine: Machine) -> None:
 
 
 def seen_by_the_gateway(machine: Machine) -> None:
-    """The gateway's user may read neither SuperLink's files nor the operators' secret, and its unit sees none."""
+    """Check that the gateway's user can read neither SuperLink's files nor the operators' secret, and its unit sees
+    none.
+    """
     as_gateway = ("runuser", "-u", "consilium-gateway", "--")
     for path in (f"{STUDY}/flower/operator.secret", f"{STUDY}/flower/superlink.db", f"{STUDY}/keys", f"{STUDY}/relay"):
         assert machine.denied(*as_gateway, "ls", path), path
@@ -191,7 +194,9 @@ APP = "/tmp/thief"
 
 
 def taken_by_an_app(machine: Machine) -> None:
-    """An app submitted with the operators' secret runs as SuperLink's user and reads neither key nor ledger."""
+    """Check that an app submitted with the operators' secret runs as SuperLink's user and reads neither key
+    nor ledger.
+    """
     wanted = ("keys/sealing.key", "keys/ledger.key", "tls/authority/ca.key", "ledger.sqlite")
     for name, text in (THIEF | {"run.toml": f'study = "{STUDY}"\nout = "{STUDY}/flower/stolen"\n'}).items():
         machine.write(f"{APP}/{name}", text)

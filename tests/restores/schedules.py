@@ -1,4 +1,5 @@
-"""Random lives of a server and three hospitals, whose ledgers are restored from copies of different moments.
+"""Runs random histories of a server and three hospitals whose ledgers are restored from copies of different
+moments.
 
 The truth is counted outside the product: every draw of noise, and every acceptance that a site charged to itself.
 :class:`Shown` contains the draws and acceptances that a ledger, a standing or a receipt shows. A ledger must not

@@ -1,4 +1,5 @@
-"""The life of a study at its server, in a real study folder; the sites' ledgers are on other machines.
+"""Runs the history of a study at its server, in a real study folder; the sites' ledgers are on other
+machines.
 
 The truth is counted where it happens: every draw of noise, and every receipt that reached a site.
 """

@@ -1,4 +1,4 @@
-"""The life of a site's books, in a real site folder; nothing happens to the server.
+"""Runs the history of a site's ledger, in a real site folder; nothing happens to the server.
 
 The truth is written down where it happens: which queries were accepted, for which of them a receipt arrived, who
 vetoed, and who left. ``training_life.py`` has the life of trainings, deals and teachers.

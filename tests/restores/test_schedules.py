@@ -1,4 +1,6 @@
-"""Random lives of a server and its sites: however their ledgers are put back, no charge is below the noise released."""
+"""Tests random histories of a server and its sites: no restore of their ledgers leaves a charge below the noise
+released.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SEEDS = range(200 if os.environ.get("CONSILIUM_RESTORES") == "all" else 4)
 @pytest.mark.parametrize("standings", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_life_ends_with_a_charge_below_what_was_drawn(tmp_path: Path, seed: int, standings: bool) -> None:
-    """With ``standings`` these are put back too, from the ledger's moment or another."""
+    """With ``standings`` the standings are restored, too, from the ledger's moment or another."""
     Life(tmp_path / "life", seed, standings=standings).live()
 
 

@@ -1,4 +1,5 @@
-"""A study's server after any restore of its files: it refuses with a remedy, or every draw ever made is in its figures.
+"""Tests a study's server after any restore of its files: it refuses with a remedy, or its figures count every
+draw.
 
 The oracle counts draws where noise is drawn. One thing nobody can know (docs/ledger.md, "What nobody notices"): a draw
 whose row and standing are gone and whose receipt reached no site. :func:`knowable` is written out from what is left

@@ -1,5 +1,5 @@
-"""A site's books after any restore: refused with a remedy, or all that was accepted is in its figures, and who said no
-or left stays heard.
+"""Tests a site's ledger after any restore: it refuses with a remedy, or counts all accepted queries and keeps all
+vetoes.
 
 The oracle is what happened (``site_life``). One thing nobody can know (docs/ledger.md, "What nobody notices"): what was
 accepted or said since the copy where ledger and standing were both rolled back and no receipt tells of it.

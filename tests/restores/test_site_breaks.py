@@ -1,4 +1,6 @@
-"""Teachers, slots and journals from a backup: nothing is printed below the truth, and nobody comes back."""
+"""Tests teachers, slots and journals from a backup: no figure is below the truth, and no withdrawn patient
+comes back.
+"""
 
 from __future__ import annotations
 

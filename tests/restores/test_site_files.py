@@ -1,4 +1,5 @@
-"""A hospital after any restore of its files: it refuses with a remedy, or every promise to its patients holds.
+"""Tests a hospital after any restore of its files: it refuses with a remedy, or keeps every promise to its
+patients.
 
 After each restore a person does what they would do: looks at the status, starts the worker, trains (one voter dies
 the first time, exit 7), trains with newcomers, and follows whatever remedy a refusal names. Then no ε is printed
@@ -93,7 +94,9 @@ class Life:
 
 
 def of_patients(hospital: Hospital) -> Iterator[str]:
-    """Private trainings in a study of unit patient, with newcomers, a voter that crashed, and a withdrawal."""
+    """Yield the points of a life with private trainings in a study of unit patient, newcomers, a crash and a
+    withdrawal.
+    """
     hospital.train(die_after=1)
     yield "begun"
     hospital.train(die_after=2)

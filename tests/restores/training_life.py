@@ -1,4 +1,5 @@
-"""A hospital that trains, serves, withdraws and restores, with what is true written down beside its own books.
+"""Runs a hospital that trains, serves, withdraws and restores, and records the truth apart from its own
+files.
 
 Its commands are the production ones; only the mathematics of a step is left out. What a step would have drawn is
 written into a log that no restore touches: which patients each step touched, which of them each teacher was made of.
@@ -61,7 +62,7 @@ PRIVATE = PrivateOptions("dp-sgd", 1.0, 1e-3, sampling="fixed-partition", rate="
 
 
 class Killed(BaseException):
-    """The training's process died after a step."""
+    """Ends the training's process after a step."""
 
 
 @dataclass
@@ -236,14 +237,14 @@ class Hospital:
                 return
 
     def withdraw(self, patient: str) -> None:
-        """``site withdraw-patient``."""
+        """Run ``site withdraw-patient``."""
         withdraw_patient(self.site, patient)
         if patient not in self.truth.withdrawn:  # once more is no news
             self.truth.withdrawn.add(patient)
             self.truth.doubtful |= self.truth.brought
 
     def bring(self, voter: int) -> None:
-        """``site teacher add`` of a command, without its trial run, which needs a kernel that confines it."""
+        """Run ``site teacher add`` for a command, without its trial run, which needs a kernel that confines it."""
         labels = (LabelOf(0, "background"), LabelOf(1, "core"))
         declared = TeacherDeclaration(ForeignKind.COMMAND, labels, ("MRI",), {}, 1, 1, command=("true", str(voter)))
         with open_books(load_site(self.site)) as ledger:
@@ -255,7 +256,7 @@ class Hospital:
         self.truth.doubtful.discard(declared.served)
 
     def _agree(self) -> None:
-        """``site consent``, also again if the ledger is a copy from before the consent."""
+        """Run ``site consent``, again if the ledger is a copy from before the consent."""
         if not has_consented(self.site):
             consent(self.site, by="Ada", sheet="")
 

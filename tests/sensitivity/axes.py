@@ -1,4 +1,4 @@
-"""Every option that the study and site files admit, and the values the sensitivity check tries.
+"""Lists every option that study and site files admit, and the values that the sensitivity check tries.
 
 ``AXES`` names the options that stand between a patient's file and the site's sum; ``ELSEWHERE`` the others, each with
 the reason why none of its values can move a sum. A test holds both against the fields of the configuration classes
@@ -148,19 +148,19 @@ ELSEWHERE: dict[str, str] = {
 
 
 def fields() -> set[str]:
-    """Every option there is, as ``Class.field``."""
+    """Return every option as ``Class.field``."""
     return {f"{kind.__name__}.{spec.name}" for kind in CLASSES for spec in dataclasses.fields(kind) if spec.init}
 
 
 def placed() -> list[str]:
-    """Every option that has a place here; one axis may stand for two options of a class (``Class.one+other``)."""
+    """Return every option listed here; one axis may stand for two options of a class (``Class.one+other``)."""
     axes = [name for name in PRIVATE_AXES if "." in name]
     split = [f"{name.split('.')[0]}.{one}" for name in axes for one in name.split(".")[1].split("+")]
     return [*split, *ELSEWHERE]
 
 
 def covering(axes: Mapping[str, Sequence[Value]], *, seed: int = 0) -> Iterator[Choice]:
-    """Configurations in which every two values of every two axes meet at least once; the first is every axis' first."""
+    """Yield configurations in which every two values of every two axes meet; the first has every axis's first value."""
     names = list(axes)
     open_pairs = {((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in axes[a] for y in axes[b]}
     draws = random.Random(seed)
@@ -183,6 +183,6 @@ def _candidate(
     open_pairs: Sequence[tuple[tuple[str, Value], tuple[str, Value]]],
     draws: random.Random,
 ) -> Choice:
-    """A random row that meets one open pair for certain."""
+    """Return a random row that meets one open pair for certain."""
     fixed = dict(draws.choice(open_pairs))
     return {name: fixed.get(name, draws.choice(list(axes[name]))) for name in axes}

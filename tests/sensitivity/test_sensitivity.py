@@ -1,4 +1,5 @@
-"""One patient's data moves one voter, by what is charged, and nothing that is public: in every configuration.
+"""Tests in every configuration that one patient's data moves one voter, by at most the charge, and nothing
+public.
 
 Everything between a file and the site's sum runs for real on tiny data (``worlds``), in configurations in which every
 two values of every two options meet (``axes``). The bound is written out here and not taken from the code under test.
@@ -83,7 +84,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def allowed(choice: Choice) -> int:
-    """Δ of the site's sum in grid steps, as docs/privacy.md has it for a unit and a relation."""
+    """Return Δ of the site's sum in grid steps, as docs/privacy.md states it for a unit and a relation."""
     voters = int(str(choice["PrivacyConfig.voters_per_site"]))
     reach = {"hospital/replace-one": 2 * voters, "hospital/zero-out": voters, "patient/replace-one": 2}
     return reach[str(choice["PrivacyConfig.unit+relation"])] * R
@@ -94,7 +95,7 @@ def norm(vector: np.ndarray) -> float:
 
 
 def moved(one: Observation, other: Observation) -> set[int]:
-    """The voters of whose votes, or steps of a private training, a single bit differs."""
+    """Return the voters whose votes, or steps of a private training, differ in a single bit."""
     return {
         voter
         for mine, theirs in ((one.votes, other.votes), (one.steps, other.steps))
@@ -104,7 +105,7 @@ def moved(one: Observation, other: Observation) -> set[int]:
 
 
 def check(base: Observation, other: Observation, *, voter: int, choice: Choice, name: str) -> None:
-    """That an exchange of one patient of ``voter`` moved this voter alone, no sum too far, and nothing public."""
+    """Check that an exchange of one patient moved only ``voter``, no sum too far, and nothing public."""
     assert other.public == base.public, f"{name}: something public changed"
     assert moved(base, other) <= {voter}, f"{name}: voters {sorted(moved(base, other))} moved, not {voter} alone"
     for mine, theirs in zip(base.sums, other.sums, strict=True):
@@ -113,7 +114,7 @@ def check(base: Observation, other: Observation, *, voter: int, choice: Choice, 
 
 
 def check_steps(base: Observation, other: Observation, *, voter: int, name: str) -> None:
-    """The same of every step of a private training, met with the same weights in both worlds."""
+    """Check the same for every step of a private training, with the same weights in both worlds."""
     assert moved(base, other) <= {voter}, f"{name}: the steps of voters {sorted(moved(base, other))} moved"
     assert len(base.steps[voter]) == len(other.steps[voter]), f"{name}: another number of steps"
     reach = 1 if name in GONE else 2
@@ -129,13 +130,13 @@ def check_adds_up(base: Observation, gone: Observation, alone: Observation, *, v
 
 
 def victim_of(index: int, site: Site, choice: Choice) -> tuple[str, int]:
-    """A patient in the first slot of its voter, before others in every order, and that voter."""
+    """Return a patient in the first slot of its voter, before others in every order, and that voter."""
     voter = index % int(str(choice["PrivacyConfig.voters_per_site"]))
     return slots_of(site)[voter], voter
 
 
 def exchanges(index: int) -> list[str]:
-    """Those to be tried that mean something in a layout: where every file is a patient, none can have another scan."""
+    """Return the exchanges that make sense in a layout; where each file is a patient, none can have another scan."""
     choice = CONFIGURATIONS[index]
     layout = choice["DatasetSettings.layout"]
     idle = set() if layout == "bids" else {"names its labels otherwise"}
@@ -224,7 +225,7 @@ def passes(choice: Choice, name: str, root: Path, *, frozen: bool = False) -> bo
 
 
 def finds(choice: Choice, name: str, root: Path, *, frozen: bool = False) -> bool:
-    """Whether the check raises its alarm over this exchange, or the site stops over it."""
+    """Return whether the check raises its alarm over this exchange, or the site stops over it."""
     site = make_site(choice)
     victim, voter = victim_of(0, site, choice)
     base = run(World(site), site, root / "base", choice, frozen=frozen)
@@ -296,7 +297,9 @@ def test_one_patient_moves_a_step_of_dp_mac_by_no_more_than_is_charged(tmp_path:
 def test_coordinates_kept_from_one_patient_to_the_next_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Z-step that starts where the last patient's ended: quicker, and one patient moves the vectors of others."""
+    """A Z-step that starts where the last patient's ended is faster, but one patient then moves the vectors
+    of others.
+    """
     real, kept = mac.coordinates, {}
 
     def warm(blocks: Blocks, each: mac.Each, weights: Weights, patches: torch.Tensor, *rest: object) -> object:

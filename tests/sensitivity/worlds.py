@@ -1,4 +1,4 @@
-"""Worlds that differ in one patient, run through everything between a patient's file and the site's sum.
+"""Runs worlds that differ in one patient through everything between a patient's file and the site's sum.
 
 A :class:`Site` is a hospital's data in memory; :func:`write` puts it on disk in a layout; :func:`run` reads, deals,
 trains, serves and answers with the production objects and returns what a server could see and what it must not.
@@ -83,7 +83,9 @@ NOW = 1_800_000_000_000
 
 @dataclass(frozen=True)
 class Scan:
-    """``image`` [c, x, y, z], ``label`` [x, y, z]; ``stem`` is its name, ``damage`` says how its file is spoilt."""
+    """Holds ``image`` [c, x, y, z] and ``label`` [x, y, z]; ``stem`` is its name, ``damage`` says how its file is
+    damaged.
+    """
 
     stem: str
     image: np.ndarray
@@ -96,7 +98,7 @@ Site = Mapping[str, tuple[Scan, ...]]
 
 
 def make_scan(stem: str, *, seed: int, channels: int, labels: int) -> Scan:
-    """A block or two in noise, with a shape and a place of its own."""
+    """Return one or two blocks in noise, with a shape and a position of their own."""
     rng = np.random.default_rng([77, seed])
     shape = (int(rng.integers(12, 19)), int(rng.integers(7, 10)), 8)
     label = np.zeros(shape, dtype=np.uint8)
@@ -124,7 +126,8 @@ def make_site(choice: Choice) -> dict[str, tuple[Scan, ...]]:
 
 @dataclass(frozen=True)
 class World:
-    """A site's data and what happens to it; ``renamed`` maps a new name to the slot's old one.
+    """Holds a site's data and its changes; ``renamed`` maps a new name to the slot's old one. The voter of patient
+    ``crash`` cannot be trained; that of ``breaks`` fails at every question.
 
     ``crash``: the voter of this patient cannot be trained; ``breaks``: it fails whenever it is asked.
     """
@@ -151,7 +154,7 @@ def _more(site: Site, victim: str) -> World:
 
 
 def _moved_names(site: Site, victim: str) -> World:
-    """The same scans under other file names, in another order."""
+    """Return the same scans under other file names, in another order."""
     scans = tuple(replace(scan, stem=f"{victim}x{8 - number}") for number, scan in enumerate(site[victim]))
     return World({**site, victim: scans})
 
@@ -166,7 +169,7 @@ def _renamed(site: Site, victim: str) -> World:
 
 
 def _copied(site: Site, victim: str) -> World:
-    """The victim's files are those of another patient, byte for byte."""
+    """Replace the victim's files by another patient's, byte for byte."""
     source = site[next(name for name in reversed(site) if name != victim)]
     scans = tuple(replace(source[n % len(source)], stem=scan.stem) for n, scan in enumerate(site[victim]))
     return World({**site, victim: scans})
@@ -199,19 +202,19 @@ EXCHANGES: dict[str, Callable[[Site, str], World]] = {
 
 
 def everything(site: Site) -> World:
-    """The whole hospital exchanged, some of it unreadable."""
+    """Exchange the whole hospital, and make some of it unreadable."""
     worlds = {name: tuple(_other(scan, seed=500 + n) for scan in own) for n, (name, own) in enumerate(site.items())}
     first = next(iter(worlds))
     return World({**worlds, first: tuple(replace(scan, damage="truncated") for scan in worlds[first])})
 
 
 def nothing(site: Site) -> World:
-    """Not one file of the hospital can be read."""
+    """Make every file of the hospital unreadable."""
     return World({name: tuple(replace(scan, damage="truncated") for scan in own) for name, own in site.items()})
 
 
 def alone(site: Site, victim: str) -> World:
-    """Of all patients only the victim's files can be read."""
+    """Make all files unreadable except the victim's."""
     gone = {name: tuple(replace(scan, damage="truncated") for scan in own) for name, own in site.items()}
     return World({**gone, victim: site[victim]})
 
@@ -220,7 +223,7 @@ def alone(site: Site, victim: str) -> World:
 
 
 def write(site: Site, directory: Path, choice: Choice) -> None:
-    """The site's data in the layout that ``choice`` names, with a table of patients where the layout has none."""
+    """Write the site's data in the layout that ``choice`` names, with a table of patients if the layout has none."""
     directory.mkdir(parents=True)
     labels = ["background", *STRUCTURES[: int(str(choice["DataConfig.labels"])) - 1]]
     if choice["DatasetSettings.labels"] == "mapped":
@@ -415,7 +418,7 @@ _NEEDED = ("DataConfig.channels", "PrivacyConfig.voters_per_site", "TrainingConf
 
 
 def joint_frame(study: Study, codec: Codec, codec_hash: str) -> Frame:
-    """A public frame over the public volumes, with random directions."""
+    """Return a public frame over the public volumes, with random directions."""
     rng, size = np.random.default_rng(5), PUBLIC * codec.dimension
     rows = np.linalg.qr(rng.normal(size=(size, size)))[0][:5]
     return Frame(
@@ -429,7 +432,7 @@ def joint_frame(study: Study, codec: Codec, codec_hash: str) -> Frame:
 
 
 def look_frame(study: Study, codec: Codec, codec_hash: str) -> Frame:
-    """A public frame over what structures look like."""
+    """Return a public frame over how structures look."""
     return first_frame(study, codec=codec_hash, noise_std=0.01)
 
 
@@ -442,8 +445,9 @@ FRAMES = {"joint": joint_frame, "appearance": look_frame}
 
 @dataclass(frozen=True)
 class Observation:
-    """What came of a world. Secret: ``votes[voter][query]`` and ``sums[query]`` on the grid, and
-    ``steps[voter][step]``, the flat integer sums of a private training. Public: ``public``."""
+    """Holds a world's results. Secret are ``votes[voter][query]`` and ``sums[query]`` on the grid, and
+    ``steps[voter][step]``, the flat integer sums of a private training; ``public`` is public.
+    """
 
     votes: tuple[tuple[np.ndarray, ...], ...]
     sums: tuple[np.ndarray, ...]
@@ -456,7 +460,7 @@ def voter_of(victim: str, site: Site, choice: Choice) -> int:
 
 
 def slots_of(site: Site) -> tuple[str, ...]:
-    """Slots of the first world: a permutation that depends on nothing but the number of patients."""
+    """Return the slots of the first world: a permutation that depends only on the number of patients."""
     names = sorted(site)
     return tuple(names[i] for i in np.random.default_rng(11).permutation(len(names)))
 
@@ -464,11 +468,11 @@ def slots_of(site: Site) -> tuple[str, ...]:
 def run(
     world: World, base: Site, root: Path, choice: Choice, *, interrupt: int | None = None, frozen: bool = False
 ) -> Observation:
-    """One world from its files to its sum. ``base`` is the world in which the patients were dealt.
+    """Run one world from its files to its sum. ``base`` is the world in which the patients were dealt.
 
-    ``interrupt``: every voter's training is stopped after that many steps and begun again. ``frozen``: a private step's
-    mean is replaced by numbers that read no data, so that two worlds meet every step with the same weights; nothing is
-    served then.
+    With ``interrupt`` every voter's training stops after that many steps and begins again. With ``frozen`` a private
+    step's mean is replaced by numbers that read no data, so that two worlds have the same weights at every step;
+    nothing is served then.
     """
     root.mkdir(parents=True)
     write(world.site, root / "data", choice)
@@ -512,7 +516,7 @@ def dealt(order: Sequence[str], *, voters: int) -> Slots:
 
 
 def _said(name: str, choice: Choice) -> str:
-    """What a patient is called in the dataset: a subject, a row of a table, or by its one scan."""
+    """Return a patient's name in the dataset: a subject, a row of a table, or its one scan."""
     if choice["DatasetSettings.layout"] == "bids":
         return f"sub-{name.replace('-', '')}"
     tabled = choice["DatasetSettings.layout"] == "table" or choice["scans of a patient"] != 1
@@ -527,12 +531,13 @@ def _start(root: Path, study: Study) -> Path:
 
 
 class _Stop(Exception):
-    """The plug is pulled."""
+    """Stops a training as a power cut would."""
 
 
 @dataclass
 class Coupling:
-    """The draws that every world shares, and the integer sums of private trainings written down, by voter.
+    """Holds the draws that all worlds share, and records the integer sums of private trainings by voter. A draw depends
+    only on voter and step, never on data, so that worlds can be compared. ``frozen`` is as in :func:`run`.
 
     A draw is a function of the voter and the step alone, which is what makes two worlds comparable: none of them reads
     data. ``frozen`` as in :func:`run`.
@@ -601,7 +606,7 @@ class Coupling:
 
 
 class _Batches:
-    """The production sampler with coins that are a function of voter and step."""
+    """The production sampler, with coins that depend only on voter and step."""
 
     def __init__(self, make: Callable[[Entropy], Sampler], voter: int) -> None:
         self._make, self._voter = make, voter
@@ -618,7 +623,7 @@ class _Batches:
 
 
 class _Faulty:
-    """Voters of whom one fails whenever it is asked, and of whom, if ``only`` is given, no other has a teacher."""
+    """Voters of whom one fails at every question; if ``only`` is given, no other voter has a teacher."""
 
     def __init__(self, inner: Voters, *, breaks: int | None, only: int | None) -> None:
         self._inner, self._breaks, self._only = inner, breaks, only
@@ -639,7 +644,7 @@ def _fail() -> None:
 def _serve(
     root: Path, study: Study, *, breaks: int | None
 ) -> tuple[tuple[tuple[np.ndarray, ...], ...], tuple[np.ndarray, ...], dict[str, object]]:
-    """Every voter's vote alone, the site's sums, and what a server sees of it."""
+    """Return every voter's vote alone, the site's sums, and what a server sees of it."""
     objects = ObjectStore(root / "objects")
     codec = codec_of(study.codec.name, len(study.data.labels))
     record = CodecRecord(objects.put(codec.to_bytes()), codec.dimension)
@@ -663,7 +668,7 @@ def _serve(
 def _answers(
     root: Path, study: Study, queries: tuple[QuerySpec, ...], voters: Voters, objects: ObjectStore
 ) -> tuple[tuple[np.ndarray, ...], dict[str, object]]:
-    """A real worker over its real ledger: offer, request, and the codes that its ledger holds."""
+    """Ask a real worker over its real ledger; return the codes that the ledger stores, and what a server sees."""
     sealing, signing = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     privacy, keys = study.privacy, ServerKeys(public_hex(sealing), public_hex(signing))
     config = replace(site_config(RegisteredSite("north", "north", node_id=1), study, keys), root=root)
@@ -750,7 +755,7 @@ class Share:
 
 
 class Others:
-    """Two more sites of a sealed study, one before and one after ours by name: a test holds their keys."""
+    """Holds two more sites of a sealed study, one before and one after ours by name, with their keys."""
 
     NAMES = ("east", "south")
 
@@ -764,7 +769,7 @@ class Others:
         self.peers = tuple(Peer(name, public_hex(key)) for name, key in self._identities.items())
 
     def roster_with(self, member: Member) -> MaskedRoster:
-        """The three of them, each with the mask key that it signed."""
+        """Return the roster of all three sites, each with the mask key that it signed."""
         own = [
             Member(name, signed_mask_key(private, self._draw, sign=self._identities[name].sign, site=name))
             for name, private in self._private.items()

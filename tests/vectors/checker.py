@@ -1,4 +1,4 @@
-"""Another implementation of docs/vectors.md, which checks the vectors by hashlib, numpy and cryptography alone."""
+"""Implements docs/vectors.md a second time, and checks the vectors by hashlib, numpy and cryptography alone."""
 
 import base64
 import hashlib

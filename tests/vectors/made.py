@@ -1,4 +1,4 @@
-"""The vectors of docs/vectors: values of their inputs, as the product computes them.
+"""Computes the vectors of docs/vectors by the product: the values of their inputs.
 
 ``python -m tests.vectors.made`` writes the values of every case anew; the inputs are the files' own.
 """
@@ -119,7 +119,7 @@ def masks(given: Case) -> Case:
 
 @dataclass(frozen=True)
 class Named:
-    """What :func:`masked_code` reads of a query."""
+    """Holds the parts of a query that :func:`masked_code` reads."""
 
     id: str
     mechanism: Mechanism
@@ -190,13 +190,13 @@ MADE: dict[str, Callable[[Case], Case]] = {
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of vectors."""
+    """Read a file of vectors."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def write(name: str, inputs: list[Case]) -> None:
-    """A file of vectors with these inputs and their values."""
+    """Write a file of vectors with these inputs and their values."""
     cases = [{"inputs": given, "values": MADE[name](given)} for given in inputs]
     document = {"format": 1, "what": name, "cases": cases}
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""docs/vectors holds what the product computes, and another implementation computes the same from docs/vectors.md."""
+"""Tests that docs/vectors holds what the product computes, and that another implementation computes the same."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_checker_is_a_hundred_lines_and_imports_nothing_of_the_product() -> 
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where each text and number of the values of a case lies."""
+    """Yield the place of each text and number in the values of a case."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from places(item, (*path, key))

@@ -15,6 +15,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def parties(made: Path, tmp_path: Path) -> Iterator[Federation]:
-    """A federation whose networks are connected and whose parties have not been started."""
+    """Yield a federation whose networks are connected and whose parties have not been started."""
     with federation(made, tmp_path) as one:
         yield one

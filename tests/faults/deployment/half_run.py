@@ -21,7 +21,7 @@ from tests import dashboard_study
 
 
 class Killed(BaseException):
-    """The server's process ended at this point."""
+    """Ends the server's process at this point."""
 
 
 class UntilReleased(EventLog):

@@ -1,4 +1,6 @@
-"""A hospital's HTTP proxy: ``http_proxy.py PORT LOG [BYTES_PER_SECOND]`` forwards CONNECT, at this rate if given."""
+"""Runs a hospital's HTTP proxy: ``http_proxy.py PORT LOG [BYTES_PER_SECOND]`` forwards CONNECT, at this rate
+if given.
+"""
 
 from __future__ import annotations
 

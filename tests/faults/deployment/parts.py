@@ -1,4 +1,5 @@
-"""A federation of real daemons, each in its own network, started by the command that its administrator types.
+"""Runs a federation of real daemons, each in its own network, started by the command that its administrator
+types.
 
 Every party is in a network namespace. The server's namespace has a bridge, and each site is connected to it by one
 cable, which a test can pull out. A party is a directory. The directories are made once, with phantoms and teachers of
@@ -145,12 +146,12 @@ class MemoryGroup:
 
     @property
     def counter(self) -> Path:
-        """The file in which the kernel counts the processes of the group that it killed for want of memory."""
+        """Return the file in which the kernel counts the group's processes that it killed for lack of memory."""
         return self.folder / ("memory.oom_control" if self.old else "memory.events")
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """The beginning of a command line that runs the rest of it in the group."""
+        """Return the start of a command line that runs the rest of it in the group."""
         return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.folder / "cgroup.procs"))
 
     def kills(self) -> int:
@@ -158,7 +159,7 @@ class MemoryGroup:
         return int(words[words.index("oom_kill") + 1])
 
     def held(self) -> int:
-        """Bytes of memory of the group's processes, except for memory that can be read again from files."""
+        """Return the memory in bytes of the group's processes, without memory that can be read again from files."""
         words = (self.folder / "memory.stat").read_text().split()
         return int(words[words.index("total_rss" if self.old else "anon") + 1])
 

@@ -1,4 +1,5 @@
-"""Core dumps of the server in a study over real daemons, searched for every code of every hospital in every spelling.
+"""Searches core dumps of the server in a study over real daemons for every code of every hospital in every
+spelling.
 
 The same search of an open study, whose server opens codes, finds them. Needs gcore, of the package gdb.
 """

@@ -1,4 +1,4 @@
-"""One hospital that fills SuperLink with replies nobody asks for any more, and with names, beside honest ones.
+"""Tests one hospital that fills SuperLink with unrequested replies and with names, beside honest hospitals.
 
 SuperLink, its fleet routes and the gateway are the real daemons, and the ServerApp is the product's. Core and nodes are
 this test's: the core asks a site sixteen times without waiting for it, which a study's never does, so that there are

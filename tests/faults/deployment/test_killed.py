@@ -1,4 +1,4 @@
-"""Every process of a federation killed and stopped in the middle of a study: nothing is lost or charged twice."""
+"""Tests killing and stopping every process of a federation during a study: nothing is lost or charged twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A study that release 0.2.0 ran half goes on under this version, back under 0.2.0, and ends under this one.
+"""Tests a study that release 0.2.0 ran half: it goes on under this version, back under 0.2.0, and ends under
+this one.
 
 In one process a version: real workers, ledgers and core. With real daemons: tests/faults/deployment/test_upgraded.py.
 """

@@ -1,4 +1,4 @@
-"""The processes that tests kill: the core with its ledger, and teacher workers with theirs.
+"""Runs the processes that tests kill: the core with its ledger, and teacher workers with theirs.
 
 ``python -m tests.faults.ledger.crash_parts ROOT`` imports everything once. For every line that it reads (``core`` or a
 site's name), it forks a process and prints its pid, so that a restart takes milliseconds. The core, worker object, gRPC
@@ -86,7 +86,7 @@ class Outside(EventLog):
 
 
 class Sockets:
-    """The core's transport, straight to the workers' sockets, by node id."""
+    """Carries the core's messages straight to the workers' sockets, by node id."""
 
     def __init__(self, sockets: Mapping[int, Path]) -> None:
         self._sockets = sockets
@@ -110,7 +110,7 @@ class Sockets:
 
 
 def signing_sites(root: Path) -> tuple[Site, ...]:
-    """The sites with the keys of their ledgers, which sign their replies."""
+    """Return the sites with the keys of their ledgers, which sign their replies."""
     return tuple(replace(site, answer_key=(root / site.name / "public").read_text()) for site in SITES)
 
 

@@ -51,7 +51,7 @@ def fed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Federation]:
 
 @dataclass
 class LiedTo:
-    """A worker whose receipts all pass through the liar first."""
+    """A worker that gets every receipt through the liar."""
 
     fed: Federation
     node: int
@@ -383,7 +383,7 @@ def test_an_old_backup_raises_the_alarm_is_recovered_from_and_the_study_ends_wit
 def test_an_alarm_raised_by_a_release_after_the_restore_is_recovered_from_too(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The receipt that raised it was signed before the lost charges were entered; it must not raise it for ever."""
+    """This receipt was signed before the lost charges were entered, so it must not raise the alarm for ever."""
     test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(fed, monkeypatch)
     fed.write_site_files()
     receipts = [receipt for ledger in fed.site_ledgers.values() for receipt in ledger.receipts(evidence=True)]
