@@ -27,7 +27,14 @@ from common.process import ProcessGroup
 from common.sockets import free_ports
 from server.operations import provision
 from server.operations.daemons import FlowerServer, list_nodes, register_node, superexec, superlink
-from server.operations.supervisor import core_daemon, fleet_daemon, flower_server, gateway_daemon, prepare_network
+from server.operations.supervisor import (
+    core_daemon,
+    fleet_daemon,
+    flower_server,
+    gateway_daemon,
+    prepare_network,
+    stop_open_runs,
+)
 from server.study.workspace import Endpoint, Workspace
 
 HOST = "127.0.0.1"
@@ -222,6 +229,7 @@ def joined(
         server = flower_server(workspace)
         if any(node.log.exists() for node in nodes):
             _wait_for_killed_nodes(server)
+        stop_open_runs(workspace)  # SuperExec would begin what an earlier demo left, and the study would be busy
         others = [superexec(server, relay=workspace.relay_dir), *map(supernode, nodes), *map(launcher, nodes)]
         started = (*workers, *group.start_all(others))
         for daemon in workers:

@@ -401,10 +401,7 @@ def start_run(workspace: Workspace) -> int:
     """Submit the ServerApp for this study, and record the run id.
 
     If SuperLink is down and a supervisor restarts it, this function waits up to :data:`SUPERLINK_BACK_S` seconds for
-    SuperLink. If the study's previous run has reported no end, this function stops that run first, as far as SuperLink
-    allows. Without this, SuperLink would take about a minute to notice that the previous run's ServerApp was killed.
-    Until then SuperNodes would wait for messages that this ServerApp had announced but not sent. If SuperLink's answer
-    to the last submission was lost, all unfinished runs are stopped.
+    SuperLink. It then calls :func:`stop_open_runs`.
 
     Returns:
         Flower's id of the run.
@@ -415,15 +412,29 @@ def start_run(workspace: Workspace) -> int:
     until, server = time.monotonic() + SUPERLINK_BACK_S, flower_server(workspace)
     while not accepts(HOST, server.port) and _superlink_kept(workspace) and time.monotonic() < until:
         time.sleep(POLL_S)
-    for previous in _open_runs(workspace):
-        with contextlib.suppress(DaemonFailed):  # SuperLink refuses to stop a run that has ended
-            stop_run(server, previous)
+    stop_open_runs(workspace)
     workspace.save_run_id(UNTOLD)
     with tempfile.TemporaryDirectory(prefix="consilium-app-") as scratch:
         app = app_dir(Path(scratch) / "app")
         run_id = submit(server, app)
     workspace.save_run_id(run_id)
     return run_id
+
+
+def stop_open_runs(workspace: Workspace) -> None:
+    """Stop the study's previous run, as far as SuperLink allows, if it has reported no end.
+
+    Without this, SuperLink would take about a minute to notice that the previous run's ServerApp was killed. Until then
+    SuperNodes would wait for messages that this ServerApp had announced but not sent. A run that had not begun would
+    begin by itself when SuperExec is started again. If SuperLink's answer to the last submission was lost, all
+    unfinished runs are stopped.
+
+    Args:
+        workspace: The study.
+    """
+    for previous in _open_runs(workspace):
+        with contextlib.suppress(DaemonFailed):  # SuperLink refuses to stop a run that has ended
+            stop_run(flower_server(workspace), previous)
 
 
 def _open_runs(workspace: Workspace) -> list[int]:
