@@ -20,10 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.canonical import sha256_file
 from common.errors import InvalidInput, Refused
 from common.ledger.keys import load_signing_key, public_pem
-from common.models.student_bundle import write_bundle
 from common.witness.memory import FOLDER as WITNESSES
 from consilium.reports.certificate import Sources, issue_certificate
-from consilium.reports.model_card import model_card
 from server.ledger.backup import backup
 from server.protocols.rounds import FRAMES
 from server.public.material import START_FILE
@@ -86,6 +84,9 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
         Refused: ``not-released`` if the study's gate has not released the student.
         LedgerCorrupt: If the ledger does not verify.
     """
+    from common.models.student_bundle import write_bundle  # torch, which an archive does without
+    from consilium.reports.model_card import model_card
+
     statement = statement_of(workspace)
     if not workspace.bundle_dir.is_dir() or statement is None:
         raise InvalidInput(

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -133,6 +134,16 @@ def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(worksp
     assert (kept.bundle_dir / "models" / "model.pt").exists()
     with workspace.locked(), pytest.raises(Exception, match="already active"):
         typed(study_app, "archive", workspace.root, "--out", tmp_path / "second.tar.gz")
+
+
+def test_archiving_loads_no_torch(workspace: Workspace, tmp_path: Path) -> None:
+    words = ["consilium", "study", "archive", str(workspace.root), "--out", str(tmp_path / "trial.tar.gz")]
+    code = (
+        f"import sys; from consilium.cli.main import main\nsys.argv = {words}\n"
+        "try: main()\nfinally: print({'torch', 'monai'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
+    assert found.stdout.splitlines()[-1] == "set()"
 
 
 def test_every_changed_or_missing_file_of_an_unpacked_archive_is_noticed_and_only_the_consortium_can_sign_another_list(
