@@ -7,12 +7,14 @@ All that it sends is signed with the key that its own kit gave the hospital.
 | it learns from a reply how far the other server's ledger has got | a server hears of its own ledger alone |
 | its receipt of the other's study makes that study look contradicted, or stops it | receipts of its own ledger alone |
 | its head under the other's name makes that ledger look forked, which stops the other study | heads of its own alone |
+| it names the other ledger before that is used, which keeps that server out | nothing: the hospital leaves its study |
 | it contradicts itself, which stops every study of the pool | nothing: the hospital reads so, and ends the alarm |
 | it shows two workers of the pool two histories at the same moment | one worker at a time countersigns |
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.operations import staff_decisions
 from client.operations.serve import open_worker
+from client.site.books import forget_joined
 from client.site.enrolment import create_site, join_site
 from client.site.status import facts_of
 from client.worker import Worker
@@ -233,6 +236,22 @@ def test_a_server_that_contradicts_itself_pauses_the_other_study_and_the_hospita
     assert ALARM_STOPS not in told
     assert [told.count(f": {words}\n") for words in ("open", "stopped by an alarm")] == [2, 0]
     assert_goes_on(honest)
+
+
+def test_a_server_that_names_the_others_ledger_first_keeps_it_out_until_the_hospital_removes_its_study(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As docs/ledger.md says."""
+    first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
+    with hospital(tmp_path, first, second) as (honest, other):
+        queries = queries_of(honest.study, 1)
+        assert other.offers(*queries_of(other.study, 9)[8:], ledger=honest.ledger.ledger_id).accepted
+        assert honest.offers(*queries).reason == "unknown-study"
+        assert f"cause=another-server ledger={honest.ledger.ledger_id}" in caplog.text
+        staff_decisions.decide(other.directory, other.study.id, "withdraw")
+        shutil.rmtree(other.directory)
+        forget_joined(tmp_path / SITE, other.directory)
+        assert honest.releases(*queries) is not None
 
 
 def test_a_second_study_of_one_server_brings_the_receipts_of_the_first(tmp_path: Path) -> None:
