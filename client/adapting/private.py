@@ -36,7 +36,7 @@ from common.bundle_archive import to_archive
 from common.canonical import digest, sha256_bytes
 from common.config import Study
 from common.data.dataset import Problem
-from common.errors import InvalidInput
+from common.errors import SAME_VERSION, InvalidInput
 from common.models.bundle_configs import inference, metadata_of
 from common.models.bundle_facts import BundlePrivacy, LibraryVersions
 from common.models.student_bundle import (
@@ -189,7 +189,7 @@ def _proven(site_dir: Path) -> BundlePrivacy:
         raise InvalidInput(
             "student's bundle is not the one that the server signed",
             value=str(folder),
-            remedy="run `consilium site student pull`",
+            remedy=f"run `consilium site student pull`; if it is refused again, {SAME_VERSION}",
         )
     return BundlePrivacy.from_json(lenient_json(files[PRIVACY]))
 

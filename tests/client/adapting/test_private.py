@@ -121,6 +121,7 @@ def test_a_student_that_is_not_the_signed_one_is_refused_before_anything_is_char
     words = refused(site, *DP)
     assert "signed" in words
     assert "student pull" in words
+    assert "same version" in words  # another version of torch writes other bytes for the same weights
     (site / "student" / "statement.json").unlink()
     assert "student pull" in refused(site, *DP)
     assert events(site) == []
