@@ -25,7 +25,7 @@ from common.canonical import MAX_INTEGER
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
 from common.plain import plain
 from common.system_errors import DISK, explain
-from consilium.cli.say import interruptible, say, say_unexpected
+from consilium.cli.say import interrupt_once, interruptible, say, say_unexpected
 
 _GROUPS: dict[str, tuple[str, str, str]] = {
     "study": ("consilium.cli.study", "study_app", "Define, publish, run and follow a study."),
@@ -221,6 +221,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; an expected error prints one line and ends with its own exit code."""
+    interrupt_once()
     sys.excepthook = say_unexpected
     if sys.stdin is None:  # closed: a command that asks reads its end
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  stays open as standard input does

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -48,6 +48,7 @@ def ask_yes_no(question: str, *, err: bool = False) -> bool:
     try:
         return typer.confirm(question, err=err)
     except typer.Abort:
+        _handle(_interrupt, instead_of=(_ignore,))  # Ctrl-C answered the question; the next one ends the command
         return False
 
 
@@ -69,7 +70,8 @@ def json_text(facts: object) -> str:
 def interruptible(told: str) -> Iterator[None]:
     """End the command with exit code 130, with a sentence on stderr, if Ctrl-C, SIGTERM or SIGHUP stops the block.
 
-    Without this, SIGTERM and SIGHUP would leave temporary files behind, which may be copies of patients' scans.
+    Without this, SIGTERM and SIGHUP would leave temporary files behind, which may be copies of patients' scans. For the
+    same reason further signals do not stop the cleaning up.
 
     Args:
         told: The sentence.
@@ -80,19 +82,41 @@ def interruptible(told: str) -> Iterator[None]:
     Raises:
         typer.Exit: With code 130, if the block was stopped.
     """
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
-                before[number] = signal.signal(number, signal.default_int_handler)
+    before = interrupt_once()
     try:
         yield
     except KeyboardInterrupt:
+        _handle(_ignore, instead_of=(_interrupt,))
         say(told, err=True)
         raise typer.Exit(130) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def interrupt_once() -> dict[int, Any]:
+    """Raise KeyboardInterrupt at the first Ctrl-C, SIGTERM or SIGHUP, and ignore later ones.
+
+    Returns:
+        The earlier handlers. A signal that is ignored, as nohup ignores SIGHUP, stays ignored.
+    """
+    return _handle(_interrupt, instead_of=(signal.SIG_DFL, signal.default_int_handler, _ignore))
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    _handle(_ignore, instead_of=(_interrupt,))
+    raise KeyboardInterrupt
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    """Ignore a signal. Child processes do not inherit this, in contrast to SIG_IGN."""
+
+
+def _handle(handler: Any, *, instead_of: tuple[Any, ...]) -> dict[int, Any]:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) in instead_of]
+    return {number: signal.signal(number, handler) for number in numbers}
 
 
 def console(*, stderr: bool = False, **options: Any) -> Console:

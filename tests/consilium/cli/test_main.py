@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 import traceback
 from pathlib import Path
@@ -23,7 +24,7 @@ from typer.testing import CliRunner
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput, LedgerCorrupt
 from common.sockets import free_ports
 from consilium.cli.main import _GROUPS, app, main
-from consilium.cli.say import json_text, say
+from consilium.cli.say import ask_yes_no, interrupt_once, interruptible, json_text, say
 from server.operations.daemons import list_nodes
 from server.operations.supervisor import flower_server
 from server.study.workspace import Workspace
@@ -36,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def consilium(*arguments):
     """Run `consilium ARGUMENTS` in this process, and end it as the interpreter would."""
     out, err, code = io.StringIO(), io.StringIO(), 0
+    before = interrupt_once()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["consilium", *arguments])
         try:
@@ -45,6 +47,9 @@ def consilium(*arguments):
         except (ConsiliumError, OSError):
             code = 1
             traceback.print_exc()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
@@ -336,6 +341,67 @@ main()
     child.send_signal(number)
     _, said = child.communicate(timeout=60)
     assert (child.returncode, said, list(scratch.iterdir())) == (130, "interrupted\n", [])
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_further_signals_stop_neither_the_cleaning_up_nor_the_end_of_an_interrupted_command(tmp_path, first):
+    """An impatient second Ctrl-C printed a traceback, and could leave copies of patients' scans behind."""
+    held = """
+import atexit, sys, tempfile, time
+import common.data.synthetic
+from consilium.cli.main import main
+
+def tell(words):
+    print(words, flush=True)
+    time.sleep(0.5)
+
+def write_phantoms(*given, **more):
+    with tempfile.TemporaryDirectory():
+        try:
+            print("held", flush=True)
+            time.sleep(60)
+        finally:
+            tell("cleaning")
+
+atexit.register(tell, "leaving")
+common.data.synthetic.write_phantoms = write_phantoms
+main()
+"""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    child = subprocess.Popen(
+        [sys.executable, "-c", held, "data", "synth", "--out", str(tmp_path / "out"), "--cases", "2", "--seed", "1"],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: [signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, first)],
+    )
+    assert child.stdout is not None
+    for words, signals in (
+        ("held", [first]),
+        ("cleaning", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]),
+        ("leaving", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT]),
+    ):
+        assert child.stdout.readline() == f"{words}\n"
+        for number in signals:
+            child.send_signal(number)
+    _, said = child.communicate(timeout=60)
+    assert (child.returncode, said, list(scratch.iterdir())) == (130, "interrupted\n", [])
+
+
+def test_ctrl_c_at_a_question_answers_no_and_the_next_one_ends_the_command(monkeypatch):
+    """As at the question whether to spend a budget although the plan advises against it."""
+
+    def interrupted(*given, **more):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+    monkeypatch.setattr("click.termui.visible_prompt_func", interrupted)
+    with interruptible("interrupted"):
+        assert not ask_yes_no("spend?")
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
 
 
 def test_a_command_that_asks_a_stopped_server_says_that_it_does_not_answer(study):
