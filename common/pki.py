@@ -37,6 +37,15 @@ from common.fingerprints import fingerprint_of
 from common.objects import shared, write_atomically
 from common.reading import parsing
 
+HOST_LIMIT = "a DNS name of letters, digits, hyphens and single dots, or an IP address"
+"""Limit of a server's name, for errors."""
+
+HOST_REMEDY = (
+    "leave out https://, a port, brackets and a dot at the end; a name with an underscore fits no certificate, so use "
+    "another name of the server"
+)
+"""Remedy for a name that is no server's name."""
+
 _CLOCK_SKEW = timedelta(minutes=5)
 
 
@@ -131,7 +140,7 @@ def issue_server_certificate(
     """
     now = now or datetime.now(UTC)
     _check_days(valid_days)
-    wanted = _subject_names(names)
+    wanted = subject_names(names)
     issuer_key, issuer = _usable_authority(authority, now=now)
     identity = ServerIdentity(authority=folder / "ca.crt", certificate=folder / "server.crt", key=folder / "server.key")
     if identity.key.exists():
@@ -341,7 +350,18 @@ def _check_days(valid_days: int) -> None:
         raise InvalidInput("days for which a certificate is valid", value=valid_days, limit="1 to 36500")
 
 
-def _subject_names(names: Sequence[str]) -> list[x509.GeneralName]:
+def subject_names(names: Sequence[str]) -> list[x509.GeneralName]:
+    """Convert a server's names to names in a certificate.
+
+    Args:
+        names: DNS names and IP addresses.
+
+    Returns:
+        The names; DNS names in lower case.
+
+    Raises:
+        InvalidInput: If there is none, or one is neither.
+    """
     if isinstance(names, str) or not names:
         raise InvalidInput("names of the server", value=names, limit="at least one DNS name or IP address")
     found: list[x509.GeneralName] = []
@@ -356,7 +376,7 @@ def _subject_names(names: Sequence[str]) -> list[x509.GeneralName]:
             0 < len(label) <= 63 and label.isascii() and label.replace("-", "").isalnum() and label.strip("-") == label
             for label in labels
         ):
-            raise InvalidInput("name of the server", value=name, limit="a DNS name or an IP address")
+            raise InvalidInput("name of the server", value=name, limit=HOST_LIMIT, remedy=HOST_REMEDY)
         found.append(x509.DNSName(name.lower()))
     return found
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from cryptography.x509 import DNSName
+
 from common import __version__
 from common.admission import JoinRequest, StatedBooks
 from common.canonical import check_name, sha256_bytes
@@ -31,6 +33,7 @@ from common.node_auth import AdmittedNode, read_admitted, write_admitted
 from common.objects import write_atomically
 from common.peers import Peer, Peers, write_peers
 from common.pki import (
+    HOST_LIMIT,
     Authority,
     certificate_names,
     create_authority,
@@ -38,6 +41,7 @@ from common.pki import (
     issue_server_certificate,
     node_fingerprint,
     read_node_public_key,
+    subject_names,
     validity,
 )
 from server.operations.one_port import BEHIND, BehindPort, read_behind, write_behind
@@ -98,7 +102,13 @@ def set_up_server(
 
     Returns:
         When the public port's certificate expires.
+
+    Raises:
+        InvalidInput: If a name fits no certificate, or ends in a number as only an IPv4 address does.
     """
+    for name in subject_names([endpoint.host, *more_names]):  # before anything is written
+        if isinstance(name, DNSName) and name.value.rpartition(".")[2].isdigit():
+            raise InvalidInput("--host", value=name.value, limit=HOST_LIMIT, remedy="correct the IPv4 address")
     authority = create_authority(workspace.authority_dir, now=now)
     shown = workspace.gateway_dir / "server.crt"
     names = [endpoint.host, *more_names, *(certificate_names(shown) if shown.exists() else ())]

@@ -22,6 +22,7 @@ from common.document import AS_TEXT, LATER, Document
 from common.errors import InvalidInput
 from common.locks import exclusively
 from common.objects import ObjectStore, PathInside, shared, write_json
+from common.pki import HOST_LIMIT, HOST_REMEDY
 from common.reading import naming_file, parsing
 from server.public.material import START_FILE, CodecRecord, PairedFiles, PublicMaterial
 from server.public.public_files import FilesInFolder, read_record
@@ -83,9 +84,9 @@ class Endpoint(Document):
         if self.port == self.internal_port:
             raise InvalidInput("--internal-port", value=self.port, limit="a port other than --port")
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*", self.host):
-            raise InvalidInput("--host", value=self.host[:80], limit="a name or an address, without https:// and port")
+            raise InvalidInput("--host", value=self.host[:80], limit=HOST_LIMIT, remedy=HOST_REMEDY)
         if ":" in self.host:
-            with parsing("--host", value=self.host[:80], limit="a name, an IPv4 address or an IPv6 address"):
+            with parsing("--host", value=self.host[:80], limit=HOST_LIMIT, remedy=HOST_REMEDY):
                 ip_address(self.host)
 
     @property

@@ -89,7 +89,7 @@ def said(world: Path, command: str) -> str:
         ("provision server @trial --host pate.example.org --port 99999", "--port: got 99999; allowed: 1 to 65535"),
         ("provision server @trial --host pate.example.org --port 0", "--port: got 0; allowed: 1 to 65535"),
         ("provision server @trial --host pate.example.org --internal-port 8443", "--internal-port: got 8443|--port"),
-        ("provision server @trial --host https://pate.example.org:443", "--host: got|without https://"),
+        ("provision server @trial --host https://pate.example.org:443", "--host: got|leave out https://"),
         (
             "provision kit @trial hospital+4 --out @kit",
             "site: got 'hospital 4'|to fix|'hospital-4'",

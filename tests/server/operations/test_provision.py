@@ -134,8 +134,29 @@ def test_sites_reach_a_server_at_an_ipv6_address_by_the_address_in_their_kit(wor
     asked = urllib.request.Request(endpoint.objects_url).host
     assert asked == endpoint.superlink
     assert asked.removesuffix(":9443") in CertificateHosts(workspace.gateway_dir / "server.crt")()
-    with pytest.raises(InvalidInput, match="IPv6"):
+    with pytest.raises(InvalidInput, match="IP address"):
         Endpoint(host="1:2", port=9443, internal_port=8000)
+
+
+@pytest.mark.parametrize(
+    ("host", "remedy"),
+    [
+        ("pate_server.example.org", "underscore"),
+        ("pate.example.org.", "a dot at the end"),
+        ("[::1]", "brackets"),
+        ("pate.example.org:443", "a port"),
+        ("pate..example.org", "a dot at the end"),
+        ("999.1.1.1", "correct the IPv4 address"),
+        ("10.1", "correct the IPv4 address"),
+    ],
+)
+def test_a_host_that_no_site_can_reach_is_refused_with_its_remedy_before_anything_is_written(
+    workspace: Workspace, host: str, remedy: str
+) -> None:
+    before = sorted(workspace.root.rglob("*"))
+    with pytest.raises(InvalidInput, match=f"to fix: .*{remedy}"):
+        provision.set_up_server(workspace, Endpoint(host=host, port=9443, internal_port=8000))
+    assert sorted(workspace.root.rglob("*")) == before
 
 
 def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) -> None:
