@@ -4,7 +4,9 @@
 
 1. Check that the pulled student is the one the server signed.
 2. Charge the training in the site's ledger.
-3. Train all patients together with a private strategy, beginning from the student.
+3. Train all patients together with a private strategy, beginning from the student. Patients have random slots, which
+   they keep, as for a teacher (:mod:`client.records.patient_deal`). In the order of their names, exchanging one patient
+   would move others to other places of their chunks.
 4. Record the network, and write its bundle.
 
 A training's guarantee holds for any initial weights, so the privacy costs of the student and of the training compose
@@ -23,13 +25,14 @@ from client.adapting.adapt import Progress, recipe_of, student_of
 from client.adapting.material import own_patients
 from client.adapting.networks import as_increments
 from client.policy import SiteConfig, load_site
-from client.records.adapted_folder import FOLDER, private_folder
+from client.records.adapted_folder import FOLDER, private_folder, private_slots
 from client.site.books import writing_teachers
 from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled
 from client.training.command import PrivateOptions
 from client.training.private.charge import charge_adapted, record_adapted
 from client.training.private.settings import STRATEGIES
 from client.training.private.teachers import check_network
+from client.training.site import scans_in_slots, seated
 from client.training.task import VoterReport, VoterTask
 from client.training.voter import is_finished, train_voter
 from common.bundle_archive import to_archive
@@ -141,8 +144,11 @@ def adapt_privately(
     check_network(recipe, settings, channels=len(data.channels), classes=len(data.labels))
     with writing_teachers({site_dir, config.books_dir}):
         found = own_patients(config, study)
+        (order := private_slots(site_dir)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        slots = seated(found.dataset, found.scans, order, voters=1)
         task = replace(
             found.task(study, private_folder(site_dir) / private.strategy),
+            patients=scans_in_slots(slots, found.scans, voter=0),
             recipe=recipe,
             trainer=private.strategy,
             deal=_deal(config),
@@ -151,8 +157,6 @@ def adapt_privately(
             site=site_dir,
             leaves=True,
         )
-        if not task.patients:
-            raise InvalidInput("patients for private training", value=0, limit="at least one")
         if target.exists() and not is_finished(task):
             raise InvalidInput(
                 "this folder holds the finished network of another private training",

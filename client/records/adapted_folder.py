@@ -40,6 +40,18 @@ def private_folder(site_dir: Path) -> Path:
     return site_dir / FOLDER / "private"
 
 
+def private_slots(site_dir: Path) -> Path:
+    """Return the file that assigns patients to the slots of private adaptations. Withdrawing a patient deletes it.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        The path; the file need not exist.
+    """
+    return site_dir / FOLDER / TRAININGS / "slots.json"
+
+
 def adapted_bundles(site_dir: Path) -> tuple[Path, ...]:
     """Return the finished bundles of a site's adaptations.
 

@@ -6,10 +6,10 @@ refused before any scan is opened.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from client.records.patient_deal import load_or_deal
+from client.records.patient_deal import Slots, load_or_deal
 from client.records.scan_patients import check_scans, record_scans
 from client.records.voter_files import voter_directory
 from client.training.private.settings import PrivateSettings
@@ -80,18 +80,15 @@ def plan_site(
         load_weights(start, network_for(recipe, data))
     if private is not None:
         check_network(recipe, private, channels=len(data.channels), classes=len(data.labels))
-    scans, path = scans_by_patient(dataset), slots_file or teachers / "slots.json"
-    check_scans(path, scans, identity=dataset.patient_identity)
-    scans = {patient: ids for patient, ids in scans.items() if patient not in withdrawn}
-    slots = load_or_deal(path, scans, voters=voters, seed=seed)
-    record_scans(path, slots, scans, identity=dataset.patient_identity)
+    scans = {patient: ids for patient, ids in scans_by_patient(dataset).items() if patient not in withdrawn}
+    slots = seated(dataset, scans, slots_file or teachers / "slots.json", voters=voters, seed=seed)
     if private is not None and len(slots.order) < voters:
         raise InvalidInput(
             "patients for private training", value=len(slots.order), limit=f"at least {voters}, one for each voter"
         )
     tasks = []
     for voter in range(voters):
-        patients = tuple((name, scans.get(name, (name,))) for name in slots.part(voter) if not slots.is_empty(name))
+        patients = scans_in_slots(slots, scans, voter=voter)
         own = {scan for patient, ids in patients for scan in ids if patient not in withdrawn}
         task = VoterTask(
             voter=voter,
@@ -114,6 +111,49 @@ def plan_site(
         for patients_of_one in sorted({task.training_slots for task in tasks}):
             private.plan(patients=patients_of_one)
     return tuple(tasks)
+
+
+def seated(
+    dataset: Dataset, scans: Mapping[str, tuple[str, ...]], slots_file: Path, *, voters: int, seed: int | None = None
+) -> Slots:
+    """Read or make the assignment of a dataset's patients to slots, and store it. No scan is opened.
+
+    Args:
+        dataset: The dataset.
+        scans: The scans of each patient who was not withdrawn.
+        slots_file: The file of the assignment; it need not exist.
+        voters: Number of voters.
+        seed: Fixes a new assignment; for synthetic data only.
+
+    Returns:
+        The assignment.
+
+    Raises:
+        InvalidInput: If :func:`~client.records.scan_patients.check_scans` or
+            :func:`~client.records.patient_deal.load_or_deal` refuses the patients.
+    """
+    check_scans(slots_file, scans_by_patient(dataset), identity=dataset.patient_identity)
+    slots = load_or_deal(slots_file, scans, voters=voters, seed=seed)
+    record_scans(slots_file, slots, scans, identity=dataset.patient_identity)
+    return slots
+
+
+def scans_in_slots(
+    slots: Slots, scans: Mapping[str, tuple[str, ...]], *, voter: int
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return name and scans of the patient in each of a voter's slots, in slot order.
+
+    A patient who is no longer listed keeps the slot, which then has no usable scan.
+
+    Args:
+        slots: The assignment.
+        scans: The scans of each listed patient.
+        voter: The voter.
+
+    Returns:
+        The patients.
+    """
+    return tuple((name, scans.get(name, (name,))) for name in slots.part(voter) if not slots.is_empty(name))
 
 
 def site_report(outcomes: Iterable[VoterOutcome | Crash]) -> SiteReport:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import nibabel as nib
@@ -15,8 +16,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from client.adapting import private
 from client.policy import load_site
 from client.site.books import open_books, read_books
+from client.training.command import PrivateOptions
+from client.training.task import VoterTask
 from common.data.msd import Case, write_dataset
 from common.ledger.rollback_guard import standing_path
 from common.models.bundle import open_bundle
@@ -31,6 +35,16 @@ from tests.federation import Federation, ball
 pytestmark = pytest.mark.slow
 
 RUN = CliRunner()
+
+
+class Planned(Exception):
+    """Raised in place of a training's charge, with the training."""
+
+    def __init__(self, task: VoterTask) -> None:
+        super().__init__()
+        self.task = task
+
+
 DP = ("--strategy", "dp-sgd", "--epsilon", "1", "--steps", "2")
 
 
@@ -207,6 +221,32 @@ def test_a_withdrawn_patient_is_not_in_the_next_training(site: Path) -> None:
     open_books(config).close()
     assert RUN.invoke(site_app, ["withdraw-patient", "c1", "--site-dir", str(site), "--yes"]).exit_code == 0
     assert set(own_patients(config, load_study(site / "study.toml")).scans) == {"c0", "c2", "c3", "c4"}
+
+
+def test_a_patient_who_comes_or_goes_moves_no_other_patient_of_a_network_that_may_leave(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A patient's vector depends on the slot, so the slots must not follow the order of the names."""
+
+    options, whole = PrivateOptions("dp-sgd", epsilon=1.0, steps=2), lambda _steps: nullcontext(print)
+
+    def slots() -> dict[str, int]:
+        with pytest.raises(Planned) as caught:
+            private.adapt_privately(site, options, again=False, out=None, progress=whole)
+        return {name: slot for slot, (name, _) in enumerate(caught.value.task.patients)}
+
+    def plan(_site: Path, task: VoterTask, **_of: object) -> None:
+        raise Planned(task)
+
+    monkeypatch.setattr(private, "charge_adapted", plan)
+    before = slots()
+    files = {"a0": "c1", "c0": "c0", "c2": "c2", "c3": "c3", "c4": "c4"}
+    copied = [
+        Case(name, site / f"raw/{file}.nii.gz", site / f"raw/{file}-label.nii.gz") for name, file in files.items()
+    ]
+    write_dataset(site / "data", name="own", labels=("background", "body"), channels=("MRI",), cases=copied)
+    assert sorted(before.values()) == [0, 1, 2, 3, 4]
+    assert slots() == {**before, "a0": 5}
 
 
 def test_a_network_that_may_leave_stays_in_the_total_after_ledger_and_standing_were_put_back(
