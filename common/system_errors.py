@@ -66,3 +66,22 @@ def system_cause(error: BaseException) -> StorageFailed | OSError | None:
             return cause
         cause = cause.__cause__
     return None
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error is or was caused by a lack of memory.
+
+    Args:
+        error: The error.
+
+    Returns:
+        True if an error in the chain of causes says so, as Python, the operating system or PyTorch says it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        system = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
+        tensors = isinstance(cause, RuntimeError) and "allocate memory" in str(cause)
+        if system or tensors or isinstance(cause, MemoryError):
+            return True
+        cause = cause.__cause__
+    return False

@@ -2,8 +2,9 @@
 
 ``client.training.side_by_side`` calls it in a process of its own. Rules:
 
-1. A case that cannot be read leaves its slot empty, is reported and counted, and does not stop the training. A folder
-   of several cases that is gone stops it before the first step, and an earlier teacher is kept.
+1. A case that cannot be read leaves its slot empty, is reported and counted, and does not stop the training. Two faults
+   stop it before the first step, and an earlier teacher is kept: a folder of several cases that is gone, and too little
+   memory. Other voters' trainings take memory, and their patients must not decide which cases are left out.
 2. A voter without any usable case has no weights and contributes the zero code.
 3. A private training of such a voter runs all its steps and makes weights from noise, so the existence of weights
    reveals nothing about the patients.
@@ -45,6 +46,7 @@ from common.models.unet import input_weights, load_weights, network_for, save_we
 from common.objects import finite, write_atomically, write_json
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
 from common.reading import lenient_json
+from common.system_errors import lacks_memory
 
 MakeTrainer = Callable[[VoterTask], Trainer]
 
@@ -202,7 +204,8 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
         The usable scans by id, and the problems.
 
     Raises:
-        InvalidInput: If a folder of several cases is gone or closed, so that the teacher would lack all of them.
+        InvalidInput: If a folder of several cases is gone or closed, so that the teacher would lack all of them, or if
+            there is too little memory to read a scan.
     """
     usable: dict[str, LabelledScan] = {}
     problems: list[Problem] = []
@@ -229,7 +232,12 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
                 hashes.append(repr((case.channel_order, case.label_map)))
             if case.structures and is_structure_set(case.label):
                 hashes.append(repr(case.structures))
-        except Exception as error:  # noqa: BLE001  # no scan may stop a site, not even through a defect in our code
+        except Exception as error:  # no scan may stop a site, not even through a defect in our code
+            if lacks_memory(error):
+                raise InvalidInput(
+                    "too little memory to read a scan",
+                    remedy="end other programs, or train one voter at a time with --jobs 1; then run the command again",
+                ) from error
             problems.append(Problem(scan, why_unread(error)))
             continue
         usable[scan] = LabelledScan(cache.keep(example.volume.image), cache.keep(example.label), tuple(hashes))

@@ -4,6 +4,7 @@ nothing.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from dataclasses import replace
@@ -280,6 +281,29 @@ def test_a_scan_over_which_this_software_stumbles_is_its_own_problem(
     assert [problem.case for problem in report.problems] == ["p3"]
     assert "ZeroDivisionError" in report.problems[0].reason
     assert all(voter.weights for voter in report.voters)
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("can't allocate memory: 8 bytes")],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_memory_that_other_voters_take_leaves_no_scan_out(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: Exception, wrapped: bool
+) -> None:
+    """A scan that is left out for lack of memory would depend on patients of other voters."""
+    reading = voter_training.load_example
+
+    def crowded(case: Case, data: DataConfig) -> Any:
+        if case.id == "p3" and wrapped:
+            raise InvalidInput("volume file is damaged") from lack
+        if case.id == "p3":
+            raise lack
+        return reading(case, data)
+
+    monkeypatch.setattr(voter_training, "load_example", crowded)
+    with pytest.raises(InvalidInput, match=r"too little memory to read a scan; to fix: .*--jobs 1"):
+        run(dataset, tmp_path / "t")
 
 
 def test_a_site_without_one_usable_case_ends_like_any_other(dataset: Dataset, tmp_path: Path) -> None:
