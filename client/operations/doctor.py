@@ -182,8 +182,8 @@ def check_data(
 def _doubled(pair: DuplicateCases) -> CheckResult:
     return fail(
         "patients",
-        "one scan occurs under two patients, so the guarantee for one patient does not cover this person",
-        "take one of the two out, or give both the same patient in patients.csv",
+        "one scan or label map occurs under two patients, so the guarantee for one patient does not cover this person",
+        "take one of the two out, give each its own file, or give both the same patient in patients.csv",
         subject=f"{pair.same_as}, {pair.case}",
     )
 

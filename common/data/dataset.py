@@ -90,17 +90,20 @@ class Problem(Document):
 
 @dataclass(frozen=True, slots=True)
 class DuplicateCases(Document):
-    """Two cases of two patients whose image files have the same content. Shown at the site only, never sent."""
+    """Two cases of two patients that have the same image content or the same label map's file. Shown at the site only,
+    never sent.
+    """
 
     case: str
     same_as: str
 
     @property
     def sentence(self) -> str:
-        """A sentence on how the repeated scan weakens the guarantee, and on how to fix it."""
+        """A sentence on how the repeated file weakens the guarantee, and on how to fix it."""
         return (
-            f"{self.case} holds the same scan as {self.same_as}, of another patient: one person may be registered as "
-            "two patients and be protected only as a group of two (g = 2); to fix: remove one, or give both one patient"
+            f"{self.case} has the same scan or label map as {self.same_as}, of another patient: one person may be "
+            "registered as two patients and be protected only as a group of two (g = 2); to fix: remove one, give each "
+            "its own file, or give both one patient"
         )
 
 
@@ -169,7 +172,7 @@ class Dataset:
         label_values: Label values if they are not 0, 1, 2, …
         regions: Overlapping structures that the index defines, as in ``DataConfig.regions``.
         absent: Indices of the study's channels that the site does not have, for all cases. They are read as 0.
-        doubled: Scans that occur under two patients (:func:`common.data.patients.counted_once`).
+        doubled: Scans and label maps that occur under two patients (:func:`common.data.patients.counted_once`).
         unnamed: Patients of the cases listed for training whose name, or whose patient's name, is not valid UTF-8. The
             keys are the cases' names with escaped characters. Such a case is counted as left out, and belongs to no
             voter. It is not in ``listed``.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -262,13 +263,14 @@ def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 
 def counted_once(dataset: Dataset) -> Dataset:
-    """Return the dataset with repeated scans of one patient left out, and a note of scans that occur under two
-    patients.
+    """Return the dataset with repeated scans of one patient left out, and a note of scans and label maps that occur
+    under two patients.
 
     Scans are compared by the hash of their image files. Copies that are compressed or stored differently are found by
-    `site doctor`. Within one patient a repeated scan becomes a Problem and is left out, independently of other
-    patients. Between patients nothing is left out: if one patient's files decided whether another's are used, one
-    patient could change two voters. Such pairs are listed in :attr:`Dataset.doubled`.
+    `site doctor`. Label maps are compared by their paths, because two patients may both have an empty one. Within one
+    patient a repeated scan becomes a Problem and is left out, independently of other patients. Between patients nothing
+    is left out: if one patient's files decided whether another's are used, one patient could change two voters. Such
+    pairs are listed in :attr:`Dataset.doubled`.
 
     Args:
         dataset: The dataset.
@@ -284,7 +286,8 @@ def counted_once(dataset: Dataset) -> Dataset:
     copies = {copy: first for cases in own.values() for copy, first in _copies(cases, content)}
     patient = dataset.patient_of
     kept = [case for case in labelled if case.id not in copies]
-    between = [(a, b) for a, b in _copies(kept, content) if patient(a) != patient(b)]
+    pairs = [*_copies(kept, content), *_shared_labels(kept)]
+    between = dict.fromkeys((a, b) for a, b in pairs if patient(a) != patient(b))
     problems = (Problem(copy, f"the same scan as {copies[copy]}; to fix: remove one of them") for copy in copies)
     return replace(
         dataset,
@@ -310,6 +313,16 @@ def _copies(cases: Sequence[Case], content_of: Callable[[Path], str | None]) -> 
         else:
             found.append((case.id, first))
     return found
+
+
+def _shared_labels(cases: Sequence[Case]) -> list[tuple[str, str]]:
+    """Return (id, id of the first earlier case) for every case whose label map is the same file as an earlier case's.
+
+    The patient whose label map it is would also change what the other patient's voter learns.
+    """
+    first: dict[str, str] = {}
+    firsts = [(case.id, first.setdefault(os.path.realpath(case.label), case.id)) for case in cases if case.label]
+    return [(case, earlier) for case, earlier in firsts if case != earlier]
 
 
 def content_hash(path: Path) -> str:

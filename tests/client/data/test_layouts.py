@@ -285,6 +285,25 @@ def test_one_scan_under_two_patients_is_reported_and_both_keep_their_files(tmp_p
     assert "to fix" in pair.sentence
 
 
+def test_one_label_map_under_two_patients_is_reported_and_two_empty_ones_are_not(tmp_path: Path) -> None:
+    """A slip in a table trains one patient's voter on another patient's label map."""
+    for name in ("a.nii.gz", "b.nii.gz", "c.nii.gz"):
+        save(tmp_path / name, ord(name[0]))
+    for name in ("drawn.nii.gz", "empty.nii.gz"):
+        save(tmp_path / name, 0)
+
+    def doubled(*labels: str) -> list[tuple[str, str]]:
+        rows = [f"{case}.nii.gz,{label}.nii.gz,{case}" for case, label in zip("abc", labels, strict=True)]
+        (tmp_path / "cases.csv").write_text("\n".join(["image,label,patient_id", *rows]) + "\n")
+        found = counted_once(open_dataset(tmp_path))
+        assert [case.id for case in found.cases] == ["a", "b", "c"]
+        return [(pair.case, pair.same_as) for pair in found.doubled]
+
+    assert doubled("drawn", "empty", "drawn") == [("c", "a")]
+    shutil.copy(tmp_path / "empty.nii.gz", tmp_path / "other.nii.gz")
+    assert doubled("drawn", "empty", "other") == []
+
+
 def test_a_copy_is_left_out_by_what_its_own_patient_has_and_by_nobody_else(tmp_path: Path) -> None:
     """p1 and p2 belong to one person, p0 to another. p2 is left out only if its files equal p1's, whatever
     p0's hold.
