@@ -1,4 +1,4 @@
-"""``hashes.py REPORT CONSTRAINTS``: pip's report of an installation as requirements with hashes, on standard output.
+"""Print pip's report of an installation as requirements with hashes: ``hashes.py REPORT CONSTRAINTS``.
 
 Refuses a package that CONSTRAINTS does not pin, another version than it pins, and a file without a SHA-256. Where a
 file came from is left out: the hash says which file it is. Standard library alone.
@@ -15,7 +15,7 @@ HEAD = "# Made by docker/hashes.sh: what an image installs, each file by its SHA
 
 
 def requirements(report: dict[str, object], pins: dict[str, str]) -> list[str]:
-    """A line for each package to install, sorted by name."""
+    """Return a line for each package to install, sorted by name."""
     lines = []
     for item in report["install"]:  # type: ignore[attr-defined]
         name, version = canonical(item["metadata"]["name"]), item["metadata"]["version"]
@@ -32,7 +32,7 @@ def requirements(report: dict[str, object], pins: dict[str, str]) -> list[str]:
 
 
 def canonical(name: str) -> str:
-    """A package's name as indexes compare it."""
+    """Return a package's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -78,7 +78,7 @@ def check_node(node: Path = NODE, processes: Path = Path("/proc")) -> None:
 
 
 def supernode_port(processes: Path = Path("/proc")) -> int:
-    """The port on the SuperNode's command line; it is chosen anew at every start."""
+    """Return the port on the SuperNode's command line; it is chosen anew at every start."""
     for path in processes.glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode("utf-8", "replace").split("\0")
@@ -96,7 +96,7 @@ def _connect(path: Path) -> None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Whoever answers in a daemon's place sends the check nowhere else."""
+    """Follows no redirect, so that whoever answers in a daemon's place cannot send the check elsewhere."""
 
     def redirect_request(self, *_: object) -> None:
         return None

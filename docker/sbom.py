@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def python_components(python: str, hashes: dict[str, str]) -> list[dict[str, object]]:
-    """Every installed distribution of an environment, with its licence where it names one, and its file's SHA-256."""
+    """List an environment's distributions, each with the licence that it names and the SHA-256 of its file."""
     said = subprocess.run([python, "-m", "pip", "inspect"], check=True, capture_output=True, text=True)
     found = []
     for installed in json.loads(said.stdout)["installed"]:
@@ -30,18 +30,18 @@ def python_components(python: str, hashes: dict[str, str]) -> list[dict[str, obj
 
 
 def required_hashes(requirements: Path) -> dict[str, str]:
-    """Package → SHA-256, from the lines ``name==version --hash=sha256:…``."""
+    """Return package → SHA-256, read from the lines ``name==version --hash=sha256:…``."""
     lines = re.findall(r"^(\S+)==\S+ --hash=sha256:([0-9a-f]{64})$", requirements.read_text(encoding="utf-8"), re.M)
     return {canonical(name): hashed for name, hashed in lines}
 
 
 def canonical(name: str) -> str:
-    """A package's name as indexes compare it."""
+    """Return a package's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def debian_components() -> list[dict[str, object]]:
-    """Every package of the base system."""
+    """List every package of the base system."""
     form = "${Package}\t${Version}\t${Architecture}\n"
     said = subprocess.run(["dpkg-query", "--show", f"--showformat={form}"], check=True, capture_output=True, text=True)
     rows = [line.split("\t") for line in said.stdout.splitlines()]
@@ -49,7 +49,7 @@ def debian_components() -> list[dict[str, object]]:
 
 
 def component(purl: str, name: str, version: str, licence: str = "") -> dict[str, object]:
-    """One entry of the list."""
+    """Return one entry of the list."""
     entry: dict[str, object] = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
     return entry | ({"licenses": [{"license": {"name": licence[:200]}}]} if licence else {})
 

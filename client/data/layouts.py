@@ -399,7 +399,7 @@ def named_dataset(
     terms = DataConfig(tuple(labels) or dataset.labels, (1, 1, 1), (8, 8, 8), tuple(channels) or dataset.channels)
     try:
         return match_study(dataset, terms)
-    except InvalidInput as error:  # the original remedy names site.toml and --label-map, which only a site has
+    except InvalidInput as error:  # its remedy names site.toml and --label-map, which only a site has
         remedy = "give the data's own names in their order: --labels (background first) and --channels"
         raise InvalidInput(error.what, value=error.value, limit=error.limit, remedy=remedy) from error
 

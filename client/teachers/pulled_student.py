@@ -231,7 +231,7 @@ def check_gate(
         sites = max(len(keys), study.privacy.quorum)
     else:
         said = tuple({one.site: one for one in said if one.bundle == statement.bundle}.values())
-        sites = len(said) + needed  # not known at a site, so no verdict is taken to keep the gate shut
+        sites = len(said) + needed  # a site does not know how many will vote, so no count of verdicts shuts the gate
     gate, counted = GateState(needed, said, sites), any(one.site == site for one in said)
     if not gate.released and not to_evaluate:
         remedy = _gate_remedy(shut=gate.shut, counted=counted, voted=voted)

@@ -582,11 +582,11 @@ class SiteBooks(RowState):
         self.per_day[day] = self.per_day.get(day, 0) + record.queries
         self.alarms.clear()
         self.alarm_heads.clear()
-        self._contradicting.clear()  # it was this ledger that was old; the server sends those receipts again
+        self._contradicting.clear()  # this ledger was the older one; the server sends those receipts again
         self.known.owe_nothing()
         self.pending |= set(record.pending) - self.reservations.keys()
         self.restored_at.append(row.seq)
-        self.restored_blindly |= record.kept_row == 0  # everything was charged, because no standing was left
+        self.restored_blindly |= record.kept_row == 0  # no standing was left, so every query was charged
         self.kept |= kept_of(record)
 
     def is_prepaid(self, query_id: str, mechanism: Mechanism, *, study_id: str) -> bool:

@@ -528,6 +528,6 @@ def _bounds(
 
 
 def _upper_rate(count: Int64[np.ndarray, "t"], of: int, alpha: float) -> Float[np.ndarray, "t"]:
-    """Clopper–Pearson upper confidence bound on a rate; 1 if every trial counted."""
+    """Return the Clopper–Pearson upper confidence bound on a rate, which is 1 if every trial counted."""
     rate = stats.beta.ppf(1 - alpha, count + 1, np.maximum(of - count, 0.5))
     return np.where(count == of, 1.0, rate)

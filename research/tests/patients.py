@@ -12,12 +12,12 @@ DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.0, 1.0), gri
 
 
 def balls(count: int) -> Cases:
-    """Patients with a ball in a noisy image."""
+    """Return patients with a ball in a noisy image."""
     return Cases(*made.balls(count))
 
 
 def deal(cases: Cases, *, hospitals: int) -> CaseRoles:
-    """12 public images, 10 public maps, 12 held-out cases, the rest private."""
+    """Take 12 public images, 10 public maps and 12 held-out cases, and deal the rest to the hospitals."""
     public, maps, held_out, private = np.split(np.arange(len(cases)), [12, 22, 34])
     names = tuple(f"hospital-{i + 1:02d}" for i in range(hospitals))
     dealt = tuple(cases[part] for part in np.array_split(private, hospitals))

@@ -13,7 +13,7 @@ from research.grid import MAX_SUMMED_COORDINATES, SUMMED_NORM, grid_sum
 
 
 def test_rounding_a_summed_release_keeps_a_neighbour_within_r() -> None:
-    """The worst case: every coordinate of both sums rounds outward."""
+    """Tries the worst case, in which every coordinate of both sums rounds outward."""
     d = MAX_SUMMED_COORDINATES
     assert sqrt(d) + RADIUS_INT * SUMMED_NORM <= RADIUS_INT
     before = np.full(d, 0.5 / RADIUS_INT) + 2.0**-30

@@ -78,7 +78,7 @@ def test_the_table_has_mean_deviation_seeds_the_papers_number_and_a_true_epsilon
     assert "| dp-mac | 8 | 0.9700 ± 0.0141 | 2 | 0.97 |" in text
     assert "| dp-sgd-half-noise | 8 claimed, 21.3 true | 6.50 | 1 | 6.4 |" in text
     assert "| dp-cdbn | 2 | – | 0 | 0.95 |" in text
-    assert "| dp-sgd | ∞ | – | 0 | 3.6 |" in text  # a published number stands there before ours does
+    assert "| dp-sgd | ∞ | – | 0 | 3.6 |" in text  # a published value has its row before a run of ours
 
 
 def test_the_figure_is_drawn_from_what_is_there(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_second_order_three_partitions_and_analytic_bounds_are_reached_by_the_co
     (row,) = [row for row in made.rows if row["mean"] is not None]
     assert row["recipe"]["order"] == 2
     assert row["method"].startswith("dp-mac[")
-    assert 0 <= row["mean"] <= 1  # 0 too: the noise is the operating system's, two epochs are few
+    assert 0 <= row["mean"] <= 1  # 0 can occur: two epochs are few, and the noise cannot be seeded
     assert row["true_epsilon"] <= 8
 
 
@@ -263,7 +263,7 @@ def test_a_name_that_fits_no_cell_is_refused_and_report_only_trains_nothing(tmp_
 
 
 def test_exponential_decay_multiplies_the_rate_once_an_epoch() -> None:
-    """Table 2's classifier at ε 8: .01 · .95^epoch, 30 epochs of 60 steps."""
+    """Takes the rates of Table 2's classifier at ε 8: .01 · .95^epoch over 30 epochs of 60 steps."""
     rate = exponential_decay(0.01, 0.95, passes=30)
     assert [rate(step, 1800) for step in (0, 59)] == [0.01, 0.01]
     assert rate(60, 1800) == pytest.approx(0.0095)

@@ -163,7 +163,7 @@ def test_when_the_sites_vanish_after_accepting_nothing_is_released_or_charged(fe
 
 @pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
 def test_sites_are_asked_once_at_least_however_long_the_core_was_held_up(federation, aggregation):
-    """A core on a suspended or busy machine asked no site, and in a sealed study it also lost the draw."""
+    """Formerly a core on a suspended or busy machine asked no site, and in a sealed study it also lost the draw."""
     fed = federation(study=make_study(quorum=3, aggregation=aggregation))
     core, hours = fed.core(), count()
     core._clock = lambda: 3600.0 * next(hours)
