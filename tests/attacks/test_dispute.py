@@ -212,7 +212,7 @@ def test_an_honest_site_is_not_blamed_by_false_keys_of_all_the_others(world: Stu
     others = [name for name in evidence.roster.sites if name != "site-0"]
     false = [lying(world, evidence.roster.id, key=X25519PrivateKey.generate(), name=name) for name in others]
     alone, _ = judge(evidence, false, identities=world.identities, auditor=AUDITOR, now=NOW)
-    assert parts(alone)["site-0"] == "unknown"  # it need not even disclose
+    assert parts(alone)["site-0"] == "unknown"  # not even a disclosure helps it
     judged, _ = judge(
         evidence,
         [world.disclosed("site-0", evidence.roster.id), *false],
@@ -241,7 +241,7 @@ def test_a_disclosure_replayed_from_another_draw_site_or_auditor_is_refused(tmp_
     with pytest.raises(InvalidInput, match=r"site-0 .*twice"):
         judge(evidence, twice, identities=world.identities, auditor=AUDITOR, now=NOW)
     inner = world.disclosed("site-0", evidence.roster.id).opened(AUDITOR)
-    resealed = SealedDisclosure.of(replace(inner, roster=other.roster.id))  # its signature is of another draw
+    resealed = SealedDisclosure.of(replace(inner, roster=other.roster.id))  # its signature covers another draw
     with pytest.raises(InvalidInput, match="signed"):
         judge(other, [resealed], identities=world.identities, auditor=AUDITOR, now=NOW)
     world.close()
@@ -348,10 +348,11 @@ def test_a_disclosure_is_on_record_with_its_auditor_its_draw_and_what_it_would_c
     (record,) = ledger.books.sealed.disclosed
     assert (record.masks, record.auditor, record.queries) == (evidence.roster.id, public_hex(AUDITOR), 2)
     mechanism, privacy = evidence.queries[0].mechanism, world.study.privacy
-    one = mechanism.mu_squared(Protection(privacy.unit, privacy.relation))  # behind σ; behind s = σ/√(K − t) it is
+    # At noise σ; a disclosure leaves s = σ/√(K − t).
+    one = mechanism.mu_squared(Protection(privacy.unit, privacy.relation))
     assert float(record.mu_squared) == pytest.approx(float(2 * (SITES - 1) * one), rel=1e-9)
     assert record.mu_squared == shown.mu_squared
-    assert ledger.spent() == before  # an auditor that keeps it releases nothing
+    assert ledger.spent() == before  # a disclosure releases nothing while the auditor keeps it secret
     world.disclosed("site-0", evidence.roster.id)
     assert len(ledger.books.sealed.disclosed) == 1
 

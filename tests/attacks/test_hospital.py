@@ -80,7 +80,7 @@ def test_the_remembered_requests_of_one_key_are_bounded_and_none_is_forgotten_ea
     for name in range(100):
         with pytest.raises(Refused, match="replayed"):
             gatekeeper._once("north", name, 10.0)
-    gatekeeper._once("south", 0, 10.0)  # another site's memory is its own
+    gatekeeper._once("south", 0, 10.0)  # requests are remembered by site
     gatekeeper._once("north", 100, 360.05)
     with pytest.raises(Refused, match="replayed"):
         gatekeeper._once("north", 99, 360.05)
@@ -113,7 +113,7 @@ def test_a_header_that_proves_who_asks_stands_once(tmp_path: Path, name: str) ->
     assert reached == []
 
 
-# --- its share
+# --- its share of the gateway
 
 
 def test_a_site_has_its_turns_and_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,7 +473,7 @@ def test_a_hospital_asks_as_its_own_node_alone(tmp_path: Path, route: str) -> No
 
 @settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 400))
-@example(b" \x00\xaa\x00\x18\x00\x00", 0)  # swallows the node's name: who says nothing may push nothing
+@example(b" \x00\xaa\x00\x18\x00\x00", 0)  # these bytes swallow the node's name, and a nameless push is refused
 def test_whatever_passes_says_to_flower_what_it_said_to_the_gateway(noise: bytes, place: int) -> None:
     """Flower's own parser reads every request that passes. Random bytes in an honest push change no sender."""
     honest = pushed(metadata())
@@ -482,7 +482,7 @@ def test_whatever_passes_says_to_flower_what_it_said_to_the_gateway(noise: bytes
         check_sender("push-messages", body, node_id=NORTH)
         try:
             read = fleet_pb2.PushMessagesRequest.FromString(body)
-        except DecodeError:  # it reaches nobody
+        except DecodeError:  # Flower refuses it
             return
         assert read.node.node_id == NORTH or (read.node.node_id == 0 and not read.messages_list)
         for message in read.messages_list:

@@ -126,7 +126,7 @@ def test_nor_where_a_server_is_in_league_and_carries_the_false_head_alone(world:
     false = PeerHead(LIAR, world.false_head(), ())
     world.lie = lambda reply: replace(reply, own=b"", own_growths=())
     everybody = world.sites
-    if first:  # the others have seen no head of the honest hospital's
+    if first:  # only the third site countersigns, so no other has seen the honest hospital's head
         world.sites = tuple(site for site in everybody if site.name == THIRD)
     world.countersign()
     world.sites = everybody

@@ -176,7 +176,7 @@ def test_the_last_time_a_question_is_asked_for_what_is_not_whole_is_malformed(ba
     bare.reply(north, question, bare.objects(north, question, secrets.token_bytes(9)), keep_back=1)
     box = inbox(bare)
     assert list(box.arrived()) == []
-    assert list(box.arrived(last=True)) == [(north, "malformed")]  # of the other nothing is known but its silence
+    assert list(box.arrived(last=True)) == [(north, "malformed")]  # the other site is only known to be silent
 
 
 @pytest.mark.parametrize("turns", [0, 1])
@@ -355,7 +355,7 @@ def test_a_node_pushes_what_it_announced_and_nothing_of_another_kind_or_child(li
     objects = link.objects(north, other, b"of this test alone")
     metadata = link.metadata(north, other, message_id=named(objects[0]))
     session = link.announce(north, metadata, chain(*map(named, objects))).session_id
-    assert not link.put(south, objects[2], session=session)  # another node, however it came to know the session
+    assert not link.put(south, objects[2], session=session)  # another node that learned the session's id
     assert not link.put(north, objects[2], session="")
     assert not link.put(north, b"ConfigRecord  1\0y", session=session, name=named(objects[2]))
     assert [link.put(north, content, session=session) for content in objects] == [True, True, True]
@@ -376,7 +376,7 @@ def test_a_node_stores_no_more_than_its_quota_and_the_others_go_on(link: Link, m
             link.reply(north, question, link.objects(north, question, secrets.token_bytes(60 << 10))) or [False]
         )
     assert taken == 3
-    assert link.size() - empty < 4 << 20  # with what SQLite writes ahead
+    assert link.size() - empty < 4 << 20  # including SQLite's write-ahead log
     question = link.ask(south)
     assert all(link.reply(south, question, link.objects(south, question, b"y" * (60 << 10))))
 

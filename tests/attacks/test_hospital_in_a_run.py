@@ -86,7 +86,7 @@ def test_a_run_ends_with_the_honest_answers_and_names_whoever_spoils_floods_or_s
     (stalled,) = (e for e in road.events("reply-missing") if (e["site"], e["reason"]) == ("cliff", "malformed"))
     first = [event["seq"] for event in received if event["batch"] == stalled["batch"]]
     assert len(first) == len(HONEST)
-    assert max(first) < stalled["seq"]  # the honest replies were not held up with the one that never comes
+    assert max(first) < stalled["seq"]  # honest replies did not wait for the one that never comes
     missing: dict[str, set[str]] = {name: set() for name in ROGUES}
     for event in road.events("reply-missing"):
         missing[event["site"]].add(event["reason"])

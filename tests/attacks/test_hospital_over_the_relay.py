@@ -123,9 +123,9 @@ def test_a_run_ends_with_the_honest_answers_and_names_the_hospital(
     serverapp.close()
     answers = federation.core().answers()
     assert len(answers) == 6
-    assert [len(answer.roster) for answer in answers] == [3, 3, 3, 2, 2, 2]  # it is waited for once
+    assert [len(answer.roster) for answer in answers] == [3, 3, 3, 2, 2, 2]  # the run waits for the rogue site once
     assert {(event["site"], event["reason"]) for event in federation.events("reply-missing")} == {
-        ("site-0", "unsigned" if attack is flood else "malformed"),  # its junk comes whole, and nobody signed it
+        ("site-0", "unsigned" if attack is flood else "malformed"),  # the flood arrives complete but unsigned
         ("site-0", "patience"),
     }
     assert {event["site"] for event in federation.events("reply-received")} == {"site-1", "site-2"}

@@ -163,7 +163,7 @@ def test_nobody_but_the_operator_lists_nodes_or_submits_an_app(workspace: Worksp
         assert str(node) not in listed
         for said in (listed, ran):
             assert REFUSED in said
-        assert [found.node_id for found in list_nodes(server)] == [node]  # and the operator goes on
+        assert [found.node_id for found in list_nodes(server)] == [node]  # the operator's own command still works
         assert open_routes(server) == set()
 
 

@@ -389,7 +389,7 @@ def test_a_gateway_is_called_by_the_names_in_its_certificate(workspace: Workspac
     assert "pate.example.org" in hosts()
 
 
-# --- a crowd at the door
+# --- many open connections
 
 
 @contextlib.asynccontextmanager
@@ -495,7 +495,7 @@ def test_a_crowd_of_strangers_loses_its_oldest_and_never_an_admitted_site(monkey
             assert await closed_after(crowd[0][0]) < 2.0
             assert await closed_after(crowd[11][0]) < 2.0
             crowd[12][1].write(request("/"))
-            assert await status(crowd[12][0]) == 200  # the newest eight are still there
+            assert await status(crowd[12][0]) == 200  # the newest eight connections are still open
             while not (await reader.readline()).startswith(b"\r\n"):
                 pass
             writer.write(request("/signed"))
@@ -560,7 +560,7 @@ def test_requests_that_are_none_fill_no_log(tmp_path: Path) -> None:
         seconds = asyncio.run(attack(gateway))
         lines = gateway.gateway.spec.log.read_text().splitlines()
     assert len(lines) < 5 * (seconds + 2)
-    assert "Invalid HTTP request" in "".join(lines)  # and yet it is said
+    assert "Invalid HTTP request" in "".join(lines)  # the log still states the cause
 
 
 @pytest.mark.slow

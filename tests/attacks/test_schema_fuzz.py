@@ -320,7 +320,7 @@ def attack_worker(world: World, kind: str, seed: int, *, number: int = BATCH) ->
     for body in world.messages(kind, seed, number=number):
         message = sign_request(body, sign=fed.ledger.sign, site="site-1")
         before, started = site.spent(), time.thread_time()
-        _timeout_s(message)  # what the program before the worker reads of it
+        _timeout_s(message)  # the part that the launcher reads before the worker
         try:
             reply = fed.workers[101].answer(message)
         except ConsiliumError as error:
@@ -336,7 +336,8 @@ def attack_worker(world: World, kind: str, seed: int, *, number: int = BATCH) ->
         if reply:
             decode(body_of(reply))
     memory = fed.workers[101]._witness.memory  # type: ignore[union-attr]
-    for origin in memory.conflicting():  # a false proof of a true head is an alarm, after which nothing is read
+    # A false proof of a true head raises an alarm, and the site then reads nothing more.
+    for origin in memory.conflicting():
         assert kind in ("witness", "several"), kind
         memory.forget(origin)
     assert len(beside_mask_keys(site)) - rows <= len(CAUSES)
@@ -469,7 +470,7 @@ def test_no_receipt_that_a_server_signs_ends_a_worker_charges_a_site_or_fills_it
             with contextlib.suppress(ConsiliumError):
                 worker.answer(message)
     assert site.spent() == before
-    assert site.alarms()  # there were contradictions among them, and nothing leaves any more
+    assert site.alarms()  # some receipts contradicted the ledger, so the site sends nothing more
     assert sum(len(row.body) for row in site.rows()) - size < 20_000 + 10_000
     world.fed.close()
 
@@ -518,16 +519,18 @@ def attack_core(world: World, kind: str, seed: int, *, phase: type[Part], number
         core.run(flood)
     assert len(fed.ledger.answers(fed.study.id)) == before[1]
     grown = [row.kind for row in fed.ledger.rows()][rows:]
-    if sealed and phase is CodesRequest:  # whoever accepts and then is silent costs one draw, which is lost or waits
+    if sealed and phase is CodesRequest:  # a site that accepts and is then silent costs one draw, which is lost or open
         waits = fed.ledger.open_draws(fed.study.id)
-        charged = [kind for kind in grown if kind != "note"]  # a note that a site was believed
+        # Such as a note that the server accepted a site's statement.
+        charged = [kind for kind in grown if kind != "note"]
         assert charged == ["release"] * charged.count("release") + ["lost-draw"] * (not waits), grown
         assert len(charged) <= fed.study.collection.batch_size + 1, grown
         assert grown.count("note") <= len(fed.workers), grown
-        for draw in waits:  # the next attack begins without it
+        for draw in waits:  # the next attack starts without an open draw
             fed.ledger.lose_draw(draw, "incomplete")
     else:
-        most = 2 if sealed and phase is Offer else 0  # notes that a site was believed, and that a draw is offered again
+        # Notes on an accepted statement and on a draw that is offered again.
+        most = 2 if sealed and phase is Offer else 0
         assert (fed.ledger.remaining("pool-1"), set(grown) - {"note"}) == (before[0], set())
         assert len(grown) <= most, grown
     size = sum(map(len, flood.bodies))
@@ -543,7 +546,7 @@ def asking_worlds() -> Iterator[dict[str, World]]:
     for made in worlds.values():
         flood = Flood(made.fed.workers)
         flood.fed, flood.bodies = made.fed, [body for kind in KINDS for body in made.messages(kind, seed=3)[:20]]
-        made.fed.core().run(flood)  # whatever was said: with honest words after it the study is answered by all three
+        made.fed.core().run(flood)  # honest replies after the flood complete the study with all three sites
         assert {tuple(e.site for e in found.roster) for found in made.fed.ledger.answers(made.fed.study.id)} == {
             ("site-0", "site-1", "site-2")
         }
@@ -573,7 +576,7 @@ def test_nothing_that_a_hospital_says_of_heads_ends_the_round_or_costs_others_th
     flood = Flood(fed.workers)
     flood.fed, flood.bodies = fed, asking.messages("witness-reply", seed, number=FEW)
     asking.witnesses().ask(fed.sites, flood, timeout_s=5)
-    flood.phase = WitnessRequest  # and no honest word at all
+    flood.phase = WitnessRequest  # now without any honest reply
     asking.witnesses().ask(fed.sites, flood, timeout_s=5)
     assert (fed.ledger.row_count, len(list((fed.root / "witnesses").iterdir()))) == before
     note = asking.witnesses().memory.note(origin_of("server", fed.ledger.ledger_id))

@@ -122,7 +122,7 @@ def hospital(root: Path, first: Workspace, second: Workspace) -> Iterator[tuple[
         made = []
         for workspace, directory in ((first, root / SITE), (second, joined)):
             staff_decisions.consent(directory, by="A. Noether", sheet="the sheet")
-            (directory / "teachers" / "voter-000").mkdir(parents=True)  # a voter without a teacher
+            (directory / "teachers" / "voter-000").mkdir(parents=True)  # an empty folder, so this voter has no teacher
             worker = open_worker(directory, sleep=lambda _: None)
             stack.callback(worker._ledger.close)
             ledger = stack.enter_context(ledger_of(workspace))

@@ -95,7 +95,7 @@ def test_a_worker_that_is_sent_elsewhere_asks_nobody_there(tmp_path: Path, statu
                 ask()
         findings = _server(load_site(site), datetime.now(UTC))  # what `site doctor` asks
     assert heard == []
-    assert len(asked) == 4  # each once: the next answer would be no other
+    assert len(asked) == 4  # each is asked once, because a second answer would be the same
     assert [finding.state.name for finding in findings if finding.check == "admission"] == ["FAIL"]
 
 

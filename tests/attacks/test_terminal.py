@@ -332,7 +332,7 @@ def test_a_reason_phrase_stays_one_quoted_line(
 )
 def test_no_deliberate_error_acts_on_a_terminal(error: ConsiliumError) -> None:
     allowed = [] if isinstance(error, InvalidInput) else [FORGED + "\\u2028"]
-    assert acts(str(error)) == allowed  # lines of a daemon's last words are lines
+    assert acts(str(error)) == allowed  # the last lines of a daemon's log stay separate lines
 
 
 def test_the_traceback_of_what_nobody_expected_is_plain(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,8 @@ def serving(
     port = port or free_ports(1, host="127.0.0.1")[0]
     program = "from consilium.cli.main import main; main()"
     arguments = ["-P", "-c", program, "dashboard", "--study", str(study), "--state", str(state), "--port", str(port)]
-    with (said := state / "stderr.log").open("wb") as log:  # a file: a pipe that nobody reads fills, and holds it up
+    # A file, because an unread pipe would fill and block the process.
+    with (said := state / "stderr.log").open("wb") as log:
         process = subprocess.Popen([*command, *arguments, *extra], stdout=subprocess.DEVNULL, stderr=log)
     dashboard = Dashboard(f"http://127.0.0.1:{port}", process, state)
     try:

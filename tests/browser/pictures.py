@@ -197,7 +197,7 @@ def take(
     with ExitStack() as sessions:
         for width in WIDTHS:
             for dark in (False, True):
-                live = state != "gone"  # of the pages held open there, a browser would give six their streams
+                live = state != "gone"  # a browser opens at most six streams, and more of these pages stay open
                 look = partial(signed_in, browser, dashboard.url, width=width, dark=dark, live=live)
                 make = sessions.enter_context(look())
                 make_login = sessions.enter_context(look(stranger=True))
@@ -270,7 +270,7 @@ def main() -> None:
                 _happens_now(states[name])
             with ExitStack() as held, serving(states[name].root, state, *extra, readable=name != "broken") as dashboard:
                 if name == "running":
-                    held.enter_context(states[name].locked())  # a run that lives
+                    held.enter_context(states[name].locked())  # a live run holds this lock
                 _prepare(browser, dashboard, states[name])
                 if name == "finished":
                     _issue(browser, dashboard, given.out / "certificate.pdf")

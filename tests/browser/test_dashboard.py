@@ -93,7 +93,7 @@ def test_a_page_that_signs_out_asks_for_nothing_more(dashboard, open_page):
     while not signing_out:
         page.wait_for_timeout(50)
     signed_out = signing_out[0].fetch(max_redirects=0)  # the session has ended, and the page is still there
-    with contextlib.suppress(Exception):  # the page gave this request up
+    with contextlib.suppress(Exception):  # the page may have cancelled this request
         asked[-1].continue_()
     page.wait_for_timeout(1000)
     signing_out[0].fulfill(response=signed_out)
@@ -358,7 +358,7 @@ def test_a_page_says_that_it_is_not_live_greys_out_and_comes_back(recorded, user
     assert page.evaluate("getComputedStyle(document.querySelector('#live-status')).filter") == "grayscale(1)"
     port = int(first.url.rsplit(":", 1)[1])
     with serving(recorded.workspace.root, tmp_path, port=port):
-        page.wait_for_url("**/login?ended=1*", timeout=600_000)  # it is back, and asks who is there
+        page.wait_for_url("**/login?ended=1*", timeout=600_000)  # the restarted dashboard asks to sign in
 
 
 def test_what_was_typed_stays_and_the_page_says_why_when_the_dashboard_comes_back(
@@ -503,7 +503,7 @@ def test_the_planner_answers_while_a_slider_moves(dashboard, open_page):
     assert [text[:24] for text in shown if "other choice" in text] == ["The other choice. Open: "]
     page.locator("#p-aggregation").select_option("open")
     page.locator("#p-hospitals").fill("300")
-    assert slider.input_value() == "300"  # what the planner advises can be reached
+    assert slider.input_value() == "300"  # the slider reaches the advised value
     page.locator("#p-unit").select_option("patient")
     page.locator("#p-relation").select_option("zero-out")
     page.wait_for_selector("#r-problem:not([hidden])")
@@ -561,7 +561,7 @@ def test_a_page_follows_a_run_without_being_loaded_again_and_dies_without_distur
 
     monkeypatch.setattr(student_fit, "train_student", train_once_it_was_shown)
     study = make_study_directory(tmp_path, batch_size=1, steps=40)
-    turns = threading.Semaphore(1)  # the first site answers a volume once the page showed the one before
+    turns = threading.Semaphore(1)  # the first site answers a volume only after the page showed the previous one
     for teacher in [*study.teachers.values()][:1]:
         teacher.before = turns.acquire
     state = tmp_path / "state"

@@ -276,5 +276,5 @@ def test_a_brought_teacher_is_silent_once_a_patient_left_until_it_is_brought_aga
     assert all(hospital.serve())
     hospital.withdraw("p2")
     assert hospital.serve() == ("", ""), "whichever voter the patient sat in: nobody knows whom it has seen"
-    hospital.bring(0)  # a person's word that the patient is not in it
+    hospital.bring(0)  # a person states that this teacher was not trained on the patient
     assert [bool(hash_) for hash_ in hospital.serve()] == [True, False]

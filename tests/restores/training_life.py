@@ -239,7 +239,7 @@ class Hospital:
     def withdraw(self, patient: str) -> None:
         """Run ``site withdraw-patient``."""
         withdraw_patient(self.site, patient)
-        if patient not in self.truth.withdrawn:  # once more is no news
+        if patient not in self.truth.withdrawn:  # a repeated withdrawal is already known
             self.truth.withdrawn.add(patient)
             self.truth.doubtful |= self.truth.brought
 

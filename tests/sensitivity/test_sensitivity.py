@@ -154,10 +154,9 @@ def test_one_patient_moves_one_voter_by_what_is_charged_and_nothing_public(index
     victim, voter = victim_of(index, site, choice)
     private = "PrivateSettings.strategy" in choice
     base = run(World(site), site, tmp_path / "base", choice)
-    looks = (
-        choice["CodecConfig.name+joint+protocol"] == "pca/appearance"
-    )  # who sees no structure says nothing of looks,
-    assert (private and looks) or all(norm(total) > 0 for total in base.sums)  # as a teacher drowned in noise may
+    looks = choice["CodecConfig.name+joint+protocol"] == "pca/appearance"
+    # A privately trained teacher may see no structure; then it has no appearance to code.
+    assert (private and looks) or all(norm(total) > 0 for total in base.sums)
     frozen = run(World(site), site, tmp_path / "frozen", choice, frozen=True) if private else None
     own: Observation | None = None
     for place, name in enumerate(exchanges(index)):

@@ -375,7 +375,7 @@ def private_of(choice: Choice) -> PrivateSettings | None:
         return None
     return PrivateSettings(
         str(choice["PrivateSettings.strategy"]),
-        0.25,  # of no matter here, where the noise is silent, and quickly accounted
+        0.25,  # irrelevant here, because the noise is off; fast to account
         1e-3,
         rate=Fraction(1, 2),
         steps=4,
@@ -697,7 +697,8 @@ def _answers(
         ledger.decide(study.id, "pause")
         declined = [said(NOW)]
         ledger.decide(study.id, "resume")
-        declined += [said(NOW), said(NOW - 1), said(NOW - 10**10)]  # the same again, one older, one from long ago
+        # The same offer again, an older one and a very old one.
+        declined += [said(NOW), said(NOW - 1), said(NOW - 10**10)]
         assert [decided.reason for _, decided in declined] == ["paused", "paused", "stale", "stale"]
         kept = (root / DECLINED).read_bytes()
         offered, decided = said(NOW + 1)

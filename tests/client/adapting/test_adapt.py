@@ -523,7 +523,7 @@ def test_an_interrupted_adaptation_goes_on_and_ends_the_same(few: Path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         adapted(few, way=Method.AVERAGED)
     found = adapted(few, way=Method.AVERAGED)
-    assert len(calls) == 3  # the first training was not made again
+    assert len(calls) == 3  # the first training was not repeated
     assert (found.bundle / SEEN_WEIGHTS).read_bytes() == expected
     adapted(few, way=Method.AVERAGED, steps=2)
     assert len(calls) == 5  # another recipe is another training

@@ -210,7 +210,7 @@ def test_a_site_is_told_if_delta_is_large_for_its_patients_and_its_status_file_d
     SiteLedger.open(large / "site-ledger.sqlite", "north", caps=load_site(large).caps, site="north").close()
     assert f"warning: {warning}" in run("status", "--site-dir", str(large))
     assert not re.search(r"(?<![\w.-])100(?!\w)", run("status", "--site-dir", str(large), "--json"))
-    assert "is above" not in run("status", "--site-dir", str(site))  # unit hospital: not for a site to say
+    assert "is above" not in run("status", "--site-dir", str(site))  # in unit hospital, δ has no such bound
 
 
 def test_a_hospital_reads_the_plain_sentence_where_it_joins_before_it_sends_its_request(

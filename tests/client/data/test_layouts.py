@@ -450,7 +450,7 @@ def test_the_sites_choice_says_which_of_several_label_maps_is_meant(tmp_path: Pa
 
 
 def test_a_choice_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
-    root = make_bids(tmp_path / "bids")  # whether anybody has a T3w is a matter of data, which refuse nothing
+    root = make_bids(tmp_path / "bids")  # a dataset without any T3w is no error
     assert open_dataset(root, choice={"T3w": {"run": "1"}}) == open_dataset(root)
     with pytest.raises(InvalidInput, match=r"\[bids\] .*'msd'.*site\.toml"):
         open_dataset(make_msd(tmp_path / "msd"), choice={"T1w": {"run": "1"}})

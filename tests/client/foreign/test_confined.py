@@ -102,9 +102,9 @@ ATTEMPTS = (
     "call(319 if X86 else 279, b'x', 0)",  # memfd_create
     "call(161 if X86 else 51, b'/')",  # chroot
     "call(135 if X86 else 92, 0x0040000)",  # personality
-    "call(157 if X86 else 167, 1, 0, 0, 0, 0)",  # outlive the worker
-    "call(157 if X86 else 167, 4, 0, 0, 0, 0)",  # hide from who counts
-    "call(500)",  # what no kernel has yet
+    "call(157 if X86 else 167, 1, 0, 0, 0, 0)",  # prctl that lets it outlive the worker
+    "call(157 if X86 else 167, 4, 0, 0, 0, 0)",  # prctl that hides it from the process count
+    "call(500)",  # a number that no kernel uses yet
     "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
     "socket.socketpair()[0].bind('{folder}/out/socket')",
     "os.setresuid(0, 65534, 0)",
@@ -196,7 +196,7 @@ def test_every_call_is_decided_as_its_list_says(machine: str, scoped: bool) -> N
         assert answers <= {ALLOW}, name
         answers = {decide(program, known.machine, number, arguments) for arguments in ARGUMENTS[name][1 + (not scoped)]}
         assert ALLOW not in answers, name
-    assert decide(program, 0x40000003, 1, (0,) * 6) == 0x80000000  # another machine's numbers
+    assert decide(program, 0x40000003, 1, (0,) * 6) == 0x80000000  # system calls of another architecture
     assert decide(program, known.machine, 0x40000001, (0,) * 6) == 0x80000000
 
 

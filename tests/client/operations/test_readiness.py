@@ -150,9 +150,9 @@ def test_the_doctor_reports_each_daemon_that_ended_with_its_last_error(world: Wo
     report("daemon-ended", daemon="worker north", **ended)
     (world.site / "logs" / "daemons.lock").touch()
     assert "error: invented" in world.finding("daemon").text
-    assert "site up" in world.finding("daemon").remedy  # nobody keeps it
+    assert "site up" in world.finding("daemon").remedy  # no supervisor runs
     with keeping(world.site / "logs"):
-        assert world.finding("daemon").state is State.NOTE  # what ended before was not theirs
+        assert world.finding("daemon").state is State.NOTE  # the failure is from before this supervisor's start
         report("daemon-ended", daemon="worker north", **ended)
         assert world.finding("daemon").state is State.FAIL
         assert "/x/worker.log" in world.finding("daemon").remedy

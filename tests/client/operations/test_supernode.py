@@ -136,7 +136,7 @@ def test_a_node_is_offline_when_no_heartbeat_was_accepted_for_a_while_whatever_i
     assert offline() == ""  # it has not been let in yet
     heartbeat()
     assert offline() == ""
-    then = time.time() - clock_set_by_s  # the heartbeat's time as a clock shows it that is set now
+    then = time.time() - clock_set_by_s  # as if the clock was set after the heartbeat
     os.utime(contact, (then, then))
     assert offline() == ""
     now[0] += OFFLINE_S + 1

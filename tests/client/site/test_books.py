@@ -107,7 +107,7 @@ def accept(directory: Path, study: Study, *numbers: int) -> None:
         ledger.reserve(study.id, queries(study, *numbers))
 
 
-# --- what is handed over
+# --- the signed status report
 
 
 def test_what_a_site_prints_of_itself_bears_the_key_it_was_admitted_with(first, north: Path, joined: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_a_site_prints_of_itself_bears_the_key_it_was_admitted_with(first, 
         assert check_account(printed, key=key) <= utc_now()
         with pytest.raises(InvalidInput, match="signature"):
             check_account({**printed, "queries_accepted": 0}, key=key)
-    (north / "site-ledger.key").chmod(0o644)  # somebody else's eyes: printed all the same, and nobody's word
+    (north / "site-ledger.key").chmod(0o644)  # others can read the key, so the report is printed without a signature
     assert "signature" not in signed_status(north, site_status(north))
 
 
@@ -377,7 +377,7 @@ def test_a_site_set_up_in_the_wrong_place_and_deleted_is_forgotten_only_by_a_wor
     kit, place, option = kit_folder(second), tmp_path / "right", ("--forget-charges-of", north)
     refused = begin_again(north, kit, place)
     assert "delete" in refused
-    assert begin_again(north, kit, place, *option) == refused  # its ledger is there
+    assert begin_again(north, kit, place, *option) == refused  # the new site's ledger exists
     accept(north, first.study(), 1)
     charged = begin_again(north, kit, place, *option)
     assert "--forget-charges-of" not in charged.partition("to fix: ")[2]
@@ -391,7 +391,7 @@ def test_a_site_set_up_in_the_wrong_place_and_deleted_is_forgotten_only_by_a_wor
     assert begin_again(north, kit, place, *option) == ""
     assert (place / "site-ledger.sqlite").exists()
     (tmp_path / "third").mkdir()
-    assert f"ledger in {place};" in begin_again(north, kit, tmp_path / "third")  # the new one counts from now on
+    assert f"ledger in {place};" in begin_again(north, kit, tmp_path / "third")  # the pool's ledger is now the new one
 
 
 def test_a_site_corrects_a_wrong_data_folder_by_the_printed_remedy_and_holds_the_old_folder_no_longer(
@@ -633,7 +633,7 @@ def test_a_withdrawal_waits_for_a_training_in_any_study_of_the_pool(north: Path,
     assert "p3" in load_slots(slots_file(load_site(north))).order
 
 
-# --- carried over
+# --- data carried over from an earlier ledger
 
 
 def test_books_carried_to_a_new_machine_go_on_and_older_ones_are_refused(

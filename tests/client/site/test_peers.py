@@ -174,7 +174,7 @@ def test_an_exchanged_key_is_shown_beside_the_confirmed_one_and_replaces_nothing
     assert "KEY CHANGED" in world.ask().stdout
     (finding,) = [one for one in check_site(north) if one.check == "peers" and "a new key" in one.text]
     assert finding.state is State.FAIL
-    confirm(north, "south", fingerprint(INVENTED))  # they did renew it
+    confirm(north, "south", fingerprint(INVENTED))  # the peer confirms by telephone that it renewed its key
     assert world.standings()["south eeee"] == PeerTrust.CONFIRMED
 
 

@@ -254,7 +254,7 @@ def test_a_refused_code_is_final_and_told_of_once_a_reply(federation):
 
     fed.transport.intercept = forge
     fed.core().run(fed.transport)
-    assert asked == [1]  # one batch, asked once: nobody waits 600 s for what has come
+    assert asked == [1]  # the batch is asked once, and the run does not wait 600 s for replies that came
     assert [event["codes"] for event in fed.events("code-refused")] == [6]
     answer = fed.ledger.answers(fed.study.id)[0]
     honest = [fed.site_ledgers[s].code(answer.query.id) for s in ("site-0", "site-2")]

@@ -107,7 +107,7 @@ def test_a_draw_is_charged_at_the_server_before_any_site_is_asked_for_codes(worl
 
     world.transport.intercept = watch
     world.core().run(world.transport)
-    assert charged[0] == 2  # the whole first batch
+    assert charged[0] == 2  # both queries of the first batch
 
 
 def words_of(world: Federation, node: int) -> list[np.ndarray]:
@@ -266,7 +266,7 @@ def test_sites_that_have_not_confirmed_each_other_are_not_on_one_roster(world: F
     world.site_ledgers["site-0"].confirm_peer(world.study.id, Peer("site-3", "5" * 64))
     world.core().run(world.transport)
     rosters = {tuple(entry.site for entry in answer.roster) for answer in world.core().answers()}
-    assert rosters == {("site-1", "site-2", "site-3")}  # one site's word evicts nobody but itself
+    assert rosters == {("site-1", "site-2", "site-3")}  # a site's statement removes only that site
     said = world.events("peers-unconfirmed")[0]
     assert (said["site"], said["peers"]) == ("site-0", ["site-3"])
 
@@ -413,7 +413,7 @@ def test_a_roster_of_other_keys_than_people_confirmed_for_this_draw_is_refused(w
     draw = DrawId(world.study.id, world.ledger.head().ledger_id, "b" * 64, 1)
     if trick == "one repeated":
         members = (own, other, other, other)
-    elif trick == "renewed key":  # the old one signs on, in whoever's hands it is
+    elif trick == "renewed key":  # the old key still signs, whoever holds it now
         world.site_ledgers["site-0"].confirm_peer(world.study.id, Peer("site-1", "c" * 64))
     else:
         foreign = replace(draw, study="d" * 64) if trick == "another study" else replace(draw, number=2)
@@ -538,7 +538,8 @@ def test_what_pages_and_certificate_count_as_answers_are_answers_and_not_charges
     assert fold.problem is None
     assert sum(batch.answers for batch in fold.batches.values()) == fold.books.answers(world.study.id) == 3
     assert len(fold.points) == 5
-    assert all(fold.last and batch.last_charge < fold.last.seq for batch in fold.batches.values())  # then come answers
+    # Every batch has answers after its charge.
+    assert all(fold.last and batch.last_charge < fold.last.seq for batch in fold.batches.values())
     facts = world.ledger.study_facts(world.study)
     history = _history(world.ledger, world.study, facts)
     assert (history["answers"], history["lost_draws"]) == (3, 2)
@@ -581,7 +582,7 @@ def test_the_note_of_a_batch_that_is_drawn_again_names_the_draw_that_was_offered
     batch = core._plan(world.planned())
     assert batch is not None
     assert batch.offer.draw == 1
-    again = core._redrawn(batch, draw=0)  # a number that the offer does not take
+    again = core._redrawn(batch, draw=0)  # the offer keeps draw 1
     assert again.offer.draw == 1
     assert world.ledger.notes() == (f"drawn again as draw 1 of batch {batch.id}",)
 

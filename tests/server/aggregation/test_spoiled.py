@@ -212,7 +212,7 @@ def test_no_command_begins_a_run_before_the_question_is_answered(spoiled: Worksp
     assert len(accepted_row(spoiled)) == 64
     assert study_status(spoiled).warnings == ()
     done = CliRunner().invoke(study_app, ["resume", str(spoiled.root), "--despite-spoiled"])
-    assert not isinstance(done.exception, Refused)  # what it lacks now is a server
+    assert not isinstance(done.exception, Refused)  # it now fails only because no server runs
 
 
 def test_a_study_that_ended_without_its_answers_does_not_end_with_exit_code_0(spoiled: Workspace) -> None:
@@ -222,7 +222,7 @@ def test_a_study_that_ended_without_its_answers_does_not_end_with_exit_code_0(sp
     done = CliRunner().invoke(study_app, ["watch", str(spoiled.root)])
     assert getattr(done.exception, "exit_code", 0) == 3
     assert "0 of 4 answers" in str(done.exception)
-    spoiled.stop_file.touch()  # asked for by somebody
+    spoiled.stop_file.touch()  # as if a person had asked the run to stop
     assert CliRunner().invoke(study_app, ["watch", str(spoiled.root)]).exit_code == 0
 
 

@@ -191,7 +191,7 @@ def test_a_fork_that_is_as_long_or_longer_is_an_alarm_and_stops_every_answer(wor
     with fork(world, rows=more) as forked:
         countersign(world, forked)
         assert [site for site, _ in told(world, "witness-disagrees")] == [f"site-{i}" for i in range(SITES)]
-        assert seen_by(world).problems == ()  # nobody's signature went to the fork
+        assert seen_by(world).problems == ()  # no site signed the fork
         head, leaves = forked.head(), forked.row_hashes()
     problem = countersigned(
         world.root / "site-0", head, leaves, signers=[public_hex(world.signing_key)], witnesses={}
@@ -245,7 +245,7 @@ def test_a_server_that_shows_two_sites_two_ledgers_gets_neither_the_other_s_sign
         note = witness.memory.note(origin_of("server", world.ledger.ledger_id))
         assert note is not None
         assert [note.cosigned_at(name=witness_name(one.name), key=one.answer_key) for one in both[1:]] == [None, None]
-        countersign(world, forked)  # the other's ledger reaches the first at last
+        countersign(world, forked)  # the fork reaches the first site
     assert [site for site, _ in told(world, "witness-disagrees")] == ["site-0"]
 
 
@@ -288,7 +288,7 @@ def test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_fi
         return replace(signed, signatures=(*[junk] * 200, *signed.signatures)).render().encode(), ()
 
     liar._own = other  # type: ignore[method-assign,assignment]
-    for node in (100, 102):  # a server that hides nothing from the peers, as one that is in league with the site
+    for node in (100, 102):  # a server that forwards everything, as an accomplice of the site would
         for number in range(40):
             witness = world.workers[node]._witness
             assert witness is not None
@@ -331,7 +331,7 @@ def test_a_recovered_site_is_countersigned_anew_once_the_other_hospitals_have_en
         ("site-2", "site-0"),
     }
     memories = [world.workers[node]._witness.memory for node in (101, 102)]
-    for memory in memories:  # consilium site recover
+    for memory in memories:  # as `consilium site recover` does
         memory.forget(*memory.conflicting())
     countersign(world)
     assert [memory.conflicts() for memory in memories] == [(), ()]

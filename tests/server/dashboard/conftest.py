@@ -17,7 +17,7 @@ from tests.dashboard_study import Recorded, make_study_directory
 from tests.waiting import until
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that it would rather have another HTTP client
+    warnings.simplefilter("ignore")  # starlette warns that it prefers another HTTP client
     from starlette.testclient import TestClient
 
 PASSWORD = "a long enough secret"

@@ -95,7 +95,7 @@ def recorded(tmp_path_factory) -> Recorded:
 
 def test_pages_and_documents_say_what_they_said(recorded, state, tmp_path):
     with (
-        recorded.workspace.locked(),  # a run that lives
+        recorded.workspace.locked(),  # a live run holds this lock
         looked_at(Options(study=recorded.workspace.root, state=state), user="paul") as client,
     ):
         given = said(client)

@@ -279,7 +279,7 @@ def test_a_flood_of_begun_sign_ins_takes_no_memory_asks_the_provider_once_and_en
     finally:
         tracemalloc.stop()
     assert len(idp.asked) == before
-    for _ in range(MOST_FINISHED + 100):  # and brought back, each with an answer that no provider gave
+    for _ in range(MOST_FINISHED + 100):  # complete each sign-in with an answer that the provider did not give
         url, word = provider.begin(redirect=redirect, target="/")
         provider._begun(state=parse_qs(urlsplit(url).query)["state"][0], browser=word)
     assert len(provider._finished) <= MOST_FINISHED

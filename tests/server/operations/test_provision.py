@@ -168,7 +168,7 @@ def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) 
 
     def register(key: Path, _name: str) -> int:
         with contextlib.suppress(threading.BrokenBarrierError):
-            meet.wait()  # where both came so far before either was done
+            meet.wait()  # if both threads get here before either ends
         return {"north": 7, "south": 8}[key.stem]
 
     def admit(request: JoinRequest) -> Site:
@@ -371,7 +371,7 @@ def test_a_revoked_site_is_out_at_once_and_stays_on_record(workspace: Workspace,
         ("south", True),
     ]
     assert [site.name for site in workspace.sites()] == ["north", "south"]  # past releases name it
-    assert [site.name for site in workspace.admitted()] == ["south"]  # the next run waits for nobody else
+    assert [site.name for site in workspace.admitted()] == ["south"]  # the next run asks only this site
     with pytest.raises(InvalidInput, match="no such site"):
         provision.revoke(workspace, "north", unregister=gone.append)
 

@@ -100,7 +100,7 @@ def test_the_plan_says_what_its_epsilon_means_for_somebody_known_at_two_hospital
         assert twice is not None
         assert twice.epsilon == pytest.approx(20.8, rel=3e-3)
         assert (twice.group, twice.accountant, twice.protection) == (2, "exact", protection)
-    assert make(budget=Budget(1500.0, 1e-3), radius=1e4).known_twice is None  # no accountant's word for such a one
+    assert make(budget=Budget(1500.0, 1e-3), radius=1e4).known_twice is None  # no accountant computes this ε
 
 
 def test_every_printed_epsilon_carries_its_meaning() -> None:

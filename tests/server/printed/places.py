@@ -56,7 +56,7 @@ SITE = {
     r"{at}budget\.budget": "cap:{pool}",
     r"{at}budget\.budget_text": "cap:{pool}",
     r"{at}budget\.share": "pool-share:{pool}",
-    r"{at}budget\.guaranteed": "",  # as large as the larger of two that are here
+    r"{at}budget\.guaranteed": "",  # it equals the larger of two figures in this table
     r"{at}budget\.readings\.\d+\.epsilon": "pool:{accountant}:{pool}",
     r"{at}study_epsilon": "in-study:{pool}",
 }

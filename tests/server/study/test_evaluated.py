@@ -272,7 +272,8 @@ def test_verdict_and_figures_are_given_together_or_not_at_all(
     out.mkdir()
     (out / "f.json").write_text("older")
     with monkeypatch.context() as patch:
-        patch.setattr("client.teachers.evaluation.evaluate", pytest.fail)  # the refusal comes before hours of scoring
+        # It refuses before scoring, which takes hours.
+        patch.setattr("client.teachers.evaluation.evaluate", pytest.fail)
         assert "exists already" in refused(*both)
         assert "two files" in refused("--verdict", str(out / "v.json"), "--figures", str(out / "v.json"))
     assert (out / "f.json").read_text() == "older"

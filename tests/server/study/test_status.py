@@ -148,7 +148,7 @@ def test_the_stage_and_how_much_of_it_is_done_are_shown(workspace: Workspace) ->
     events.emit("student-step", step=10, total=40, loss=0.5)
     shown = CliRunner().invoke(study_app, ["status", str(workspace.root)]).stdout
     assert "stage student: 10 of 40, since 2" in shown
-    assert "+00:00" not in shown  # times are the reader's own
+    assert "+00:00" not in shown  # times are in the reader's time zone
     events.emit("run-finished", run="1", seconds=1.0)
     assert study_status(workspace).stage is None
 
@@ -326,7 +326,7 @@ def test_a_run_that_ended_before_it_began_is_submitted_again(
     supervise(workspace, on_event=lambda event: seen.append((event["event"], event["run"])))
     assert seen == [("run-restarted", "1"), ("run-started", "2"), ("run-finished", "2")]
 
-    submitted[:] = [1, 2, 3]  # from now on none begins
+    submitted[:] = [1, 2, 3]  # from now on no submitted run begins
     with pytest.raises(RunFailed, match="died 4 times"):
         supervise(workspace)
 

@@ -297,7 +297,7 @@ def test_codes_of_an_older_version_are_of_unknown_teachers(hospital: Hospital) -
     body = next(parse_body(row.body) for row in worker._ledger.rows() if row.kind == "code")
     ledger = worker._ledger
     ledger.withdraw_patient(slot=5, voter=7, subject="a" * 64, weights=None)
-    with ledger._writing():  # as an older version wrote it: no word of the teachers
+    with ledger._writing():  # as an older version wrote it, without the key `teachers`
         old = {name: value for name, value in body.items() if name != "teachers"}
         write_raw(ledger, "code", old, payload=(str(body["query_id"]), bytes(32)))
     with SiteLedger.read(hospital.site / "site-ledger.sqlite") as reader:
@@ -375,7 +375,7 @@ def test_a_withdrawn_patients_teacher_is_silent_however_it_comes_back(hospital: 
     (directory / "train.json").write_text("{")  # a record nobody can read stops neither worker nor withdrawal
     assert [bool(served) for served in served_by(hospital.serve())] == [other == 0, other == 1]
     assert withdraw_patient(hospital.site, "p2").repeated
-    write_teacher(directory, seed=50)  # another teacher that nobody put on record: it may be of before
+    write_teacher(directory, seed=50)  # an unrecorded teacher, which may be older than the withdrawal
     assert [bool(served) for served in served_by(hospital.serve())] == [other == 0, other == 1]
     hospital.train(None, {place.voter: 50})  # trained anew, without the patient
     assert all(served_by(hospital.serve()))

@@ -102,7 +102,7 @@ def test_the_kernel_is_how_the_codes_move_when_a_weight_does(
         rows.append((codes(weights + step) - codes(weights - step)) / 2e-6)
     jacobian = np.stack(rows, axis=1)
     scale = np.sqrt(np.square(jacobian).mean(axis=0))
-    felt = scale > 1e-6  # biases before a norm move nothing
+    felt = scale > 1e-6  # biases before a normalization have no effect
     oracle = (jacobian[:, felt] / scale[felt]) @ jacobian[:, felt].T
     found = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
     np.testing.assert_allclose(found, oracle, atol=1e-3 * np.trace(oracle) / len(oracle))
