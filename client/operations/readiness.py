@@ -25,7 +25,7 @@ from client.operations.findings import TROUBLE, CheckResult, State, fail, failur
 from client.operations.staff_decisions import has_consented
 from client.policy import SiteConfig, load_site
 from client.records.served import retired_voters
-from client.site.books import joined_study, read_books
+from client.site.books import check_no_copy, joined_study, read_books
 from client.site.deals import check_trained, silent_voters
 from client.site.enrolment import check_data_folder
 from client.site.peers import PeerTrust, peers_view
@@ -105,28 +105,33 @@ def _data(config: SiteConfig) -> CheckResult:
 
 
 def check_newest(directory: Path) -> None:
-    """Refuse a site whose ledger is an older copy, because its worker could not start.
+    """Refuse a site whose ledger is an older copy, or a copy of another site's, because its worker could not start.
 
     Args:
         directory: The site's directory.
 
     Raises:
+        InvalidInput: If the original of the ledger is in another directory of this machine.
         LedgerCorrupt: If the ledger is an older copy.
     """
     config = load_site(directory)
     if config.ledger_file.exists():
         with read_books(config) as ledger:
+            check_no_copy(config, ledger)
             if lost := ledger.forgotten():
                 raise LedgerCorrupt(f"{lost}; to fix: {_RECOVER}")
 
 
 def _ledger(config: SiteConfig) -> list[CheckResult]:
-    """Check that the ledger is the newest copy and no receipt contradicts it; report consent, pause or withdrawal."""
+    """Check that the ledger is the only and newest copy, and that no receipt contradicts it. Report consent, pause or
+    withdrawal.
+    """
     try:
         study = joined_study(config)
         if not config.ledger_file.exists():
             return [_unconsented(study)]
         with read_books(config) as ledger:
+            check_no_copy(config, ledger)
             doubt, older = ledger.doubt(), ledger.forgotten() is not None
             agreed, stopped = ledger.has_consent(study.id), ledger.stopped(study.id)
     except TROUBLE as error:

@@ -68,13 +68,26 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
             "ledger of the pool", value=found, limit=f"{stated}, which the join request names", remedy=remedy
         )
     try:
-        Registry.of_user().check_no_copy(found, pool=config.pool, directory=config.books_dir)
+        check_no_copy(config, ledger)
         if config.joined:  # a restored list may lack this directory; a withdrawal must reach it
             note_joined(config.books_dir, config.root)
     except BaseException:
         ledger.close()
         raise
     return ledger
+
+
+def check_no_copy(config: SiteConfig, ledger: SiteLedger) -> None:
+    """Refuse a site whose ledger is a copy of one in another directory of this machine.
+
+    Args:
+        config: The site's policy.
+        ledger: The site's ledger.
+
+    Raises:
+        InvalidInput: If the original is there.
+    """
+    Registry.of_user().check_no_copy(ledger.head().ledger_id, pool=config.pool, directory=config.books_dir)
 
 
 _BACK = (

@@ -324,6 +324,19 @@ def test_the_doctor_reports_a_missing_consent_a_pause_and_an_older_copy_of_the_l
         check_newest(world.site)
 
 
+def test_a_copy_of_a_site_beside_its_original_is_reported_by_the_doctor_and_not_started(
+    world: World, tmp_path: Path
+) -> None:
+    """The doctor called such a ledger fine, and `site up` started a worker again and again that refused to serve."""
+    staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
+    shutil.copytree(world.site, tmp_path / "copy")
+    check_newest(world.site)
+    (found,) = (one for one in check_site(tmp_path / "copy") if one.check == "ledger")
+    assert (found.state, f"use {world.site}" in found.remedy) == (State.FAIL, True)
+    with pytest.raises(InvalidInput, match="is a copy of a site"):
+        check_newest(tmp_path / "copy")
+
+
 def test_an_authority_that_ends_soon_does_not_hide_what_the_server_says(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
