@@ -218,7 +218,7 @@ def parse_toml(text: str, *, what: str, value: object = None, remedy: str = "") 
     """Return the table of a TOML text.
 
     Args:
-        text: At most :data:`MAX_TOML_BYTES` characters.
+        text: At most :data:`MAX_TOML_BYTES` characters. It may begin with a byte order mark, as some editors save it.
         what: Name of the text in the error.
         value: The value, for the error.
         remedy: What to do, for the error.
@@ -236,7 +236,7 @@ def parse_toml(text: str, *, what: str, value: object = None, remedy: str = "") 
     if any(part.count(".") > MAX_DEPTH for part in _ENDS_A_NAME.split(text)):  # a name of n parts costs n² steps
         raise InvalidInput(f"dots in a name of {what}", limit=f"at most {MAX_DEPTH} dots in one key", remedy=remedy)
     try:
-        found = tomllib.loads(text)
+        found = tomllib.loads(text.lstrip("\ufeff"))
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{what} is not TOML ({error})", value=value, remedy=remedy) from error
     except Exception as error:

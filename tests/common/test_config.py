@@ -49,6 +49,11 @@ def test_a_study_is_read_by_its_file_or_its_directory(study, tmp_path):
         load_study(tmp_path / "empty")
 
 
+def test_a_study_file_that_an_editor_began_with_a_byte_order_mark_is_the_same_study(study, tmp_path):
+    (tmp_path / "study.toml").write_bytes(b"\xef\xbb\xbf" + render_study(study).replace("\n", "\r\n").encode())
+    assert load_study(tmp_path) == study
+
+
 def test_whole_and_decimal_spacings_are_one_study(study):
     whole = replace(study, data=replace(study.data, spacing_mm=(1, 1, 1)))
     assert whole.id == study.id == parse_study(render_study(whole)).id
