@@ -19,6 +19,7 @@ evaluate --strict` found a student that should not be used, 11 a `dispute` found
 
 from __future__ import annotations
 
+from fractions import Fraction
 from reprlib import Repr
 
 from common import __version__
@@ -54,7 +55,7 @@ _SHOWN.maxlevel = 3
 
 def _shown(value: object) -> str:
     """Return a short representation of a value, which may be very large or deeply nested."""
-    text = _SHOWN.repr(value)
+    text = str(value) if isinstance(value, Fraction) else _SHOWN.repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -105,17 +106,9 @@ class PrivateOptions:
                 f"strategy {self.strategy} without an epsilon",
                 remedy="give its budget, such as --epsilon 8, or its noise, such as --noise-multiplier 2.45",
             )
-        try:
-            neighbours, sampling = Neighbours(self.relation), Sampling(self.sampling)
-            asked |= {name: _rational(asked[name]) for name in ("rate", "noise_multiplier") if name in asked}
-        except (ValueError, ZeroDivisionError) as error:
-            written = (self.relation, self.sampling, self.rate, self.noise_multiplier)
-            raise InvalidInput(
-                "relation, sampling, rate or noise multiplier",
-                value=written,
-                limit=f"relation {' or '.join(Neighbours)}; sampling {' or '.join(Sampling)}; numbers for rate and "
-                f"noise multiplier ({error})",
-            ) from error
+        neighbours = _choice(Neighbours, "relation", self.relation)
+        sampling = _choice(Sampling, "sampling", self.sampling)
+        asked |= {name: _rational(name, asked[name]) for name in ("rate", "noise_multiplier") if name in asked}
         recipe = defaults(self.strategy, epsilon=self.epsilon or MAX_EPSILON, delta=self.delta, begun=begun)
         made = replace(recipe, neighbours=neighbours, sampling=sampling, **asked)
         if self.epsilon is not None or made.noise_multiplier is None:
@@ -126,11 +119,23 @@ class PrivateOptions:
         return replace(made, epsilon=epsilon_of(event, delta=made.delta, neighbours=made.neighbours))
 
 
-def _rational(text: str) -> Fraction:
-    """Return a typed number; raise ValueError for one whose digits or power of ten would fill the memory."""
-    if len(text) > 100 or re.search(r"[eE][+-]?\d{3}", text):
-        raise ValueError("more than 100 characters, or an exponent of more than two digits")
-    return Fraction(text)
+def _choice(of: type[StrEnum], name: str, text: str) -> Any:
+    """Return the member of an enumeration that was typed; refuse any other text."""
+    try:
+        return of(text)
+    except ValueError as error:
+        raise InvalidInput(_option(name), value=text, limit=" or ".join(of)) from error
+
+
+def _rational(name: str, text: str) -> Fraction:
+    """Return a typed number; refuse one whose digits or power of ten would fill the memory."""
+    try:
+        if len(text) > 100 or re.search(r"[eE][+-]?\d{3}", text):
+            raise ValueError
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        limit = "a number such as 1/4 or 2.45, with at most 100 characters and an exponent of at most two digits"
+        raise InvalidInput(_option(name), value=text, limit=limit) from error
 
 
 def _option(name: str) -> str:

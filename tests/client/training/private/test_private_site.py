@@ -587,3 +587,25 @@ def test_where_the_samples_disagree_the_prediction_moves_to_the_images_own_mean(
     result = averaged(split)
     np.testing.assert_allclose(result.sum(axis=0), 1, atol=1e-6)
     np.testing.assert_allclose(result[:, 1, 1, 1], split.mean(axis=0).mean(axis=(1, 2, 3)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("--rate", {"rate": "1,5"}),
+        ("--rate", {"rate": "1e-300"}),
+        ("--noise-multiplier", {"noise_multiplier": "1/0"}),
+        ("--relation", {"relation": "both"}),
+        ("--sampling", {"sampling": "all"}),
+    ],
+)
+def test_a_refused_option_of_a_private_training_is_named_alone_with_its_value(
+    option: str, given: dict[str, str]
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        PrivateOptions("dp-sgd", epsilon=8.0, **given).settings(begun=False)  # type: ignore[arg-type]
+    assert str(refused.value).startswith(f"{option}: got {next(iter(given.values()))!r}; allowed: ")
+
+
+def test_an_error_shows_a_fraction_as_people_write_it() -> None:
+    assert str(InvalidInput("sampling rate q", value=Fraction(3, 2))) == "sampling rate q: got 3/2"
