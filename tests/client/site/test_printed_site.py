@@ -168,8 +168,9 @@ def command(*more: str, site: Path) -> str:
     return done.stdout
 
 
-WORDS = {"paused": "pause", "withdrawn": "withdraw"}
-"""The words for each decision by which staff stop a study, with the decision's name in the ledger."""
+WORDS = {"paused": "pause", "withdrawn": "withdraw", "stopped by an alarm": "alarm"}
+"""The words for what stops a study, a decision of the staff or an alarm, with its name in a report."""
+STATE = "(stopped by an alarm|\\w+)"
 
 
 def terminal(life: Life) -> Told:
@@ -180,7 +181,7 @@ def terminal(life: Life) -> Told:
     spent = {name: found(rf"(?m)^  ε = (\S+) \({name}\) at δ = 0.001, unit hospital", text)[0] for name in spent}
     least, share = found(r"which is (at least )?(\S+)% of the cap", text)
     (withdrawn,) = found(r"patients withdrawn: (?:at least )?(\d+)", text)
-    (state,) = found(r"  trial \(\w+…\): (\w+)", text)
+    (state,) = found(rf"  trial \(\w+…\): {STATE}", text)
     patient = re.search(r"each patient: ε = (\S+) at δ = 0.001, unit patient, relation replace-one \(training\)", text)
     assert bool(least) == bool(re.search("spent.*at least:", text))
     return Told(
@@ -236,7 +237,7 @@ def own_page(life: Life) -> Told:
     )
     assert again == accepted
     (withdrawn,) = found(r"(\d+) withdrawals? of patients on record", text)
-    state, queries, _ = found(r"trial \(this one\) (\w+) (?:at least )?(\d+) .*? (\d+(?:\.\d+)?) %", text)
+    state, queries, _ = found(rf"trial \(this one\) {STATE} (?:at least )?(\d+) .*? (\d+(?:\.\d+)?) %", text)
     assert int(queries) == life.truth.accepted.get(life.study.id, 0)
     patient = re.search(r"Each patient: ε = (\S+) at δ = 0.001, unit patient, relation replace-one \(training\)", text)
     return Told(
@@ -325,6 +326,8 @@ def hold(life: Life) -> set[str]:
 def standing(life: Life) -> str:
     if life.truth.paused:
         return "pause"
+    if life.truth.doubt:
+        return "alarm"
     return "spent" if life.truth.answers == 8 and life.truth.accepted.get(life.study.id) else "open"
 
 
