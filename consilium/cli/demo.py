@@ -14,7 +14,7 @@ from common.plain import plain
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
-from consilium.cli.say import console, say
+from consilium.cli.say import console, interruptible, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,7 +82,7 @@ def demo(
     from consilium.demo.run import run_demo
 
     options.say_unit(unit)
-    with watching(console(stderr=True)) as watch:
+    with interruptible(), watching(console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=dashboard)
     _say(out, report, dashboard=dashboard)
 

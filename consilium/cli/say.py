@@ -67,7 +67,7 @@ def json_text(facts: object) -> str:
 
 
 @contextmanager
-def interruptible(told: str) -> Iterator[None]:
+def interruptible(told: str = "interrupted: run the same command again to resume") -> Iterator[None]:
     """End the command with exit code 130, with a sentence on stderr, if Ctrl-C, SIGTERM or SIGHUP stops the block.
 
     Without this, SIGTERM and SIGHUP would leave temporary files behind, which may be copies of patients' scans. For the

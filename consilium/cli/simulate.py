@@ -11,7 +11,7 @@ from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
 from consilium.cli.demo import asked_of, summary, watching
-from consilium.cli.say import console, say
+from consilium.cli.say import console, interruptible, say
 
 app = typer.Typer(add_completion=False)
 
@@ -93,7 +93,7 @@ def simulate(
         raise InvalidInput("data to simulate on", limit="either --data DIR or --phantoms, not both")
     asked = asked_of(given, "out", "phantoms", "as_json")
     options.say_unit(unit)
-    with watching(console(stderr=True)) as watch:
+    with interruptible(), watching(console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=False)
     if as_json:
         say((out / "report.json").read_text(encoding="utf-8"), nl=False)

@@ -140,7 +140,7 @@ def adapt(
             learning_rate=learning_rate,
             noise_multiplier=noise_multiplier,
         )
-        with interruptible("interrupted: run the same command again to resume"):
+        with interruptible():
             done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
         say(json_text(done.to_json()) if as_json else done.to_text())
         return
@@ -161,7 +161,7 @@ def adapt(
         replace,
         even_if_unfit,
     )
-    with interruptible("interrupted: run the same command again to resume"):
+    with interruptible():
         result = adapt_student(options, progress=_steps)
     if as_json:
         say(json.dumps(result.to_json(), indent=1, allow_nan=False))

@@ -10,7 +10,7 @@ import typer
 from common.reading import naming_file
 from common.wording import many
 from consilium.cli.options import Metrics, StudyDir, folder_to_write, read_file
-from consilium.cli.say import say
+from consilium.cli.say import interruptible, say
 from server.study.workspace import Workspace
 
 student_app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -39,7 +39,11 @@ def student_train(
     from server.postprocess.networks import fit_controls, fit_student
     from server.study.study_curves import curves_from_here
 
-    with curves_from_here(Workspace(directory), metrics), locked_events(Workspace(directory)) as (workspace, events):
+    with (
+        interruptible(),
+        curves_from_here(Workspace(directory), metrics),
+        locked_events(Workspace(directory)) as (workspace, events),
+    ):
         if decisions is not None:
             take_over(decisions, workspace.decisions_file)
         released = read_released(workspace)

@@ -144,7 +144,7 @@ def train(
     private = PrivateOptions(strategy, epsilon, delta, relation, sampling, rate, steps, *recipe, noise_multiplier)
     options = TrainOptions(site_dir, data, study, layout, label_map, seed, jobs, private, again)
     with (
-        interruptible("interrupted: run the same command again to go on where it stopped"),
+        interruptible(),
         curves_of(metrics, TeacherCurves, run=lambda: site_dir.resolve().name) as curves,
     ):
         progress = _progress if curves is None else partial(_progress, on_step=curves.step)

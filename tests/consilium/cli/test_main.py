@@ -290,6 +290,24 @@ def test_a_command_that_is_interrupted_says_so(tmp_path, monkeypatch):
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
 
 
+@pytest.mark.parametrize(
+    ("starts", "words"),
+    [
+        ("consilium.demo.run.run_demo", ("demo", "--out", "{}/out")),
+        ("consilium.demo.run.run_demo", ("simulate", "--phantoms", "--out", "{}/out")),
+        ("server.aggregation.pipeline.locked_events", ("student", "train", "{}")),
+    ],
+)
+def test_a_command_that_resumes_says_so_when_it_is_interrupted(tmp_path, monkeypatch, starts, words):
+    def interrupted(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(starts, interrupted)
+    result = consilium(*(word.format(tmp_path) for word in words))
+    assert result.returncode == 130
+    assert result.stderr.endswith("interrupted: run the same command again to resume\n")
+
+
 def test_a_command_that_is_interrupted_while_its_modules_load_says_so() -> None:
     script = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]["consilium"]
     module, _, function = script.partition(":")
