@@ -36,15 +36,7 @@ from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of
 from common.objects import shared, write_atomically
 from common.reading import parsing
-
-HOST_LIMIT = "a DNS name of letters, digits, hyphens and single dots, or an IP address"
-"""Limit of a server's name, for errors."""
-
-HOST_REMEDY = (
-    "leave out https://, a port, brackets and a dot at the end; a name with an underscore fits no certificate, so use "
-    "another name of the server"
-)
-"""Remedy for a name that is no server's name."""
+from common.sockets import HOST_LIMIT, HOST_REMEDY
 
 _CLOCK_SKEW = timedelta(minutes=5)
 

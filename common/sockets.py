@@ -16,6 +16,15 @@ PORTS = range(20_000, 32_768)
 """Ports that :func:`free_ports` may return. They are below the range from which Linux takes source ports of outgoing
 connections."""
 
+HOST_LIMIT = "a DNS name of letters, digits, hyphens and single dots, or an IP address"
+"""Limit of a server's name, for errors."""
+
+HOST_REMEDY = (
+    "leave out https://, a port, brackets and a dot at the end; a name with an underscore fits no certificate, so use "
+    "another name of the server"
+)
+"""Remedy for a name that is no server's name."""
+
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
     """Return distinct TCP ports at which no program listens now, chosen at random from :data:`PORTS`.

@@ -33,7 +33,6 @@ from common.node_auth import AdmittedNode, read_admitted, write_admitted
 from common.objects import write_atomically
 from common.peers import Peer, Peers, write_peers
 from common.pki import (
-    HOST_LIMIT,
     Authority,
     certificate_names,
     create_authority,
@@ -44,6 +43,7 @@ from common.pki import (
     subject_names,
     validity,
 )
+from common.sockets import HOST_LIMIT
 from server.operations.one_port import BEHIND, BehindPort, read_behind, write_behind
 from server.operations.supervisor import SOCKET, prepare_network
 from server.public.public_files import PEERS, said_file

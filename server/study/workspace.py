@@ -22,8 +22,8 @@ from common.document import AS_TEXT, LATER, Document
 from common.errors import InvalidInput
 from common.locks import exclusively
 from common.objects import ObjectStore, PathInside, shared, write_json
-from common.pki import HOST_LIMIT, HOST_REMEDY
 from common.reading import naming_file, parsing
+from common.sockets import HOST_LIMIT, HOST_REMEDY
 from server.public.material import START_FILE, CodecRecord, PairedFiles, PublicMaterial
 from server.public.public_files import FilesInFolder, read_record
 from server.study.locks import held_alone, is_held

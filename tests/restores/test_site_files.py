@@ -55,6 +55,7 @@ PARTS = (
 )
 TEACHERS = tuple(part.name for part in PARTS if part.name not in ("ledger", "standing", "site.toml"))
 LEAVING = (
+    Part("leaving slots", ("adapted/trainings/slots.json", "adapted/trainings/scans.json")),
     Part("leaving journals", ("adapted/private/*/journal-*",)),
     Part("leaving networks", ("adapted/private/*/[ctw]*", "adapted/*-may-leave-*")),
 )
