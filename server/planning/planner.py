@@ -23,9 +23,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, floor, log, log1p, log2, sqrt
+from math import ceil, floor, log, log1p, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.canonical import check_integer, rational
 from common.codecs.pca import water_fill
@@ -462,16 +463,21 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
     0.75
     """
     check_number("bits", bits)
-    values = sorted((v for v in _checked_spectrum(spectrum, len(spectrum)) if v > 0), reverse=True)
-    logs = 0.0
-    theta = values[0]
-    for count, value in enumerate(values, start=1):
-        logs += log2(value)
-        theta = 2 ** ((logs - 2 * bits) / count)  # the water level if only the first ``count`` coordinates are coded
-        if count == len(values) or theta >= values[count]:
-            break
-    total = sum(values)
-    return max(0.0, 1 - sum(min(v, theta) for v in values) / total)
+    return _explained(bits, _falling(_checked_spectrum(spectrum, len(spectrum))))
+
+
+def _falling(spectrum: Sequence[float]) -> NDArray[np.float64]:
+    """Return the eigenvalues above 0, the largest first."""
+    values = np.asarray(spectrum, dtype=np.float64)
+    return np.sort(values[values > 0])[::-1]
+
+
+def _explained(bits: float, values: NDArray[np.float64]) -> float:
+    """Return :func:`explained_at_most` for falling eigenvalues above 0."""
+    counts = np.arange(1, len(values) + 1)
+    levels = 2 ** ((np.cumsum(np.log2(values)) - 2 * bits) / counts)  # if only so many coordinates are coded
+    theta = levels[np.argmax(levels >= np.append(values[1:], 0.0))]  # the first level that no other coordinate exceeds
+    return max(0.0, float(1 - np.minimum(values, theta).sum() / values.sum()))
 
 
 def verdict_of(bits: float, explained: float) -> PlanVerdict:
@@ -539,18 +545,18 @@ def _known_twice(
         return None
 
 
-def _informs(power_ratio: float, spectrum: Sequence[float]) -> bool:
-    bits = capacity_bits(power_ratio, len(spectrum))
-    return verdict_of(bits, explained_at_most(bits, spectrum)) is PlanVerdict.INFORMATIVE
+def _informs(power_ratio: float, dimension: int, values: NDArray[np.float64]) -> bool:
+    bits = capacity_bits(power_ratio, dimension)
+    return verdict_of(bits, _explained(bits, values)) is PlanVerdict.INFORMATIVE
 
 
 @lru_cache(maxsize=256)
 def _least_power_ratio(spectrum: tuple[float, ...]) -> float:
     """Return the smallest ratio of the sum's power to the noise variance with which an answer is informative."""
-    low, high = 1e-12, 1e12
-    for _ in range(200):
+    values, low, high = _falling(spectrum), 1e-12, 1e12
+    for _ in range(64):  # as fine as a double
         middle = sqrt(low * high)
-        low, high = (low, middle) if _informs(middle, spectrum) else (middle, high)
+        low, high = (low, middle) if _informs(middle, len(spectrum), values) else (middle, high)
     return high
 
 

@@ -441,8 +441,10 @@ def check_voters(voters: int | None, *, patients: int | None) -> None:
         patients: Patients of each site; None if unknown.
 
     Raises:
-        InvalidInput: If there are more voters than patients.
+        InvalidInput: If there are more voters than patients, or no patient.
     """
+    if patients is not None:
+        check_integer("patients a site", patients, least=1)
     if voters is not None and patients is not None and check_integer("voters a site", voters, least=1) > patients:
         raise InvalidInput(
             "voters a site",

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import time
 from fractions import Fraction
 from typing import Any
 
@@ -26,7 +27,7 @@ from server.planning.planner import (
     spectrum_errors,
     verdict_of,
 )
-from server.planning.recommend import recommend
+from server.planning.recommend import check_voters, recommend
 
 REPLACE = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 ZERO_OUT = Protection(Unit.HOSPITAL, Relation.ZERO_OUT)
@@ -317,3 +318,16 @@ def test_the_recommendation_for_a_sealed_sum_counts_its_larger_noise() -> None:
     apart, sealed = (recommend(**terms, protection=hidden, colluders=t) for t in (None, 2))  # type: ignore[arg-type]
     assert sealed.noise == pytest.approx(apart.noise * (8 / 6) ** 0.5)
     assert sealed.gain < apart.gain
+
+
+def test_the_advice_for_a_very_long_code_takes_no_minutes() -> None:
+    result = make(dimension=1 << 20)
+    started = time.process_time()
+    assert result.advice
+    assert time.process_time() - started < 20  # 100 s before
+
+
+@pytest.mark.parametrize(("patients", "refused"), [(0, "patients a site: got 0"), (2, "voters a site: got 3")])
+def test_a_number_of_patients_too_small_is_refused_by_the_name_of_the_wrong_number(patients: int, refused: str) -> None:
+    with pytest.raises(InvalidInput, match=refused):
+        check_voters(3, patients=patients)
