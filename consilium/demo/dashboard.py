@@ -27,24 +27,40 @@ START_TIMEOUT_S = 120.0
 
 
 @contextmanager
-def dashboard(study: Path, state: Path, *, say: Callable[[str], None]) -> Iterator[None]:
-    """Serve the study's dashboard on a free loopback port until the block ends.
+def dashboard(study: Path, state: Path, *, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Start the study's dashboard on a free loopback port, and stop it when the block ends.
+
+    Enter the block in the main thread. The kernel then ends the dashboard if the demo is killed.
 
     Args:
         study: The study's directory.
         state: The dashboard's state directory.
         say: Called with the address and login, or with the reason why there is no dashboard.
+
+    Returns:
+        A context with a function that waits until the dashboard answers, and calls ``say``. Any thread may call it.
     """
     with ProcessGroup() as group:
         try:
             password = demo_password(state)
             (port,) = free_ports(1, host=HOST)
-            group.start(_daemon(study, state, port=port))
-            say(f"dashboard: http://{HOST}:{port}/")
-            say(f"sign in as {USER} with {password}")
+            daemon = group.begin(_daemon(study, state, port=port))
         except (ConsiliumError, OSError) as error:
             say(f"no dashboard: {error}")
-        yield
+            yield lambda: None
+            return
+
+        def wait() -> None:
+            try:
+                daemon.wait_ready()
+            except (ConsiliumError, OSError) as error:
+                group.stop(daemon)
+                say(f"no dashboard: {error}")
+                return
+            say(f"dashboard: http://{HOST}:{port}/")
+            say(f"sign in as {USER} with {password}")
+
+        yield wait
 
 
 def reopen(study: Path, state: Path) -> str:

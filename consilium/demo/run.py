@@ -149,10 +149,9 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
             report = beside.submit(reported)
         else:
             group = stack.enter_context(serving(workspace))
-
-            def show() -> None:
-                if show_dashboard:
-                    stack.enter_context(dashboard(workspace.root, places.dashboard, say=watch.say))
+            show: Callable[[], None] = lambda: None  # noqa: E731
+            if show_dashboard:
+                show = stack.enter_context(dashboard(workspace.root, places.dashboard, say=watch.say))
 
             def enrol() -> str:
                 enrolled(group, workspace, sites, on_step=watch.say)
