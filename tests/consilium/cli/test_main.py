@@ -15,7 +15,9 @@ import sys
 import time
 import tomllib
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import click
 import pytest
@@ -327,6 +329,25 @@ from {module} import {function}
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
 
 
+def started(program: str, folder: Path, prepare: Callable[[], object]) -> tuple[subprocess.Popen[str], IO[str], Path]:
+    """Start a program as `consilium data synth` in a process that ran ``prepare``, with a temporary folder of its own.
+
+    Returns the process, its output and its temporary folder.
+    """
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "data", "synth", "--out", str(folder / "out"), "--cases", "2", "--seed", "1"],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=prepare,
+    )
+    assert child.stdout is not None
+    return child, child.stdout, scratch
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_ended_by_its_terminal_or_by_sigterm_says_so_and_leaves_no_temporary_files(tmp_path, number):
     """The temporary files of `data split` and `predict --dicom` are copies of patients' scans."""
@@ -343,18 +364,8 @@ def write_phantoms(*given, **more):
 common.data.synthetic.write_phantoms = write_phantoms
 main()
 """
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    child = subprocess.Popen(
-        [sys.executable, "-c", held, "data", "synth", "--out", str(tmp_path / "out"), "--cases", "2", "--seed", "1"],
-        env={**os.environ, "TMPDIR": str(scratch)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "held\n"
+    child, output, scratch = started(held, tmp_path, lambda: signal.signal(number, signal.SIG_DFL))
+    assert output.readline() == "held\n"
     assert list(scratch.iterdir())
     child.send_signal(number)
     _, said = child.communicate(timeout=60)
@@ -385,23 +396,15 @@ atexit.register(tell, "leaving")
 common.data.synthetic.write_phantoms = write_phantoms
 main()
 """
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    child = subprocess.Popen(
-        [sys.executable, "-c", held, "data", "synth", "--out", str(tmp_path / "out"), "--cases", "2", "--seed", "1"],
-        env={**os.environ, "TMPDIR": str(scratch)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: [signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, first)],
+    child, output, scratch = started(
+        held, tmp_path, lambda: [signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, first)]
     )
-    assert child.stdout is not None
     for words, signals in (
         ("held", [first]),
         ("cleaning", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]),
         ("leaving", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT]),
     ):
-        assert child.stdout.readline() == f"{words}\n"
+        assert output.readline() == f"{words}\n"
         for number in signals:
             child.send_signal(number)
     _, said = child.communicate(timeout=60)
