@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 # clone, so that the first demo or test need not.
 COMPILE = $(BIN)/python -m compileall -q client common consilium server
 
-# Number of tests that run at once. Slow tests use two processes more, because daemons mostly wait for one another. Tests of
+# Number of tests that run at once. Slow tests use two processes more, because daemons mostly wait for one another. Slow tests of
 # one file run in one process, because they share a federation, a browser or networks that take long to train. Slow tests
 # run at low priority: the dashboard's background work has the lowest, and would otherwise wait minutes for a processor.
 JOBS ?= 2

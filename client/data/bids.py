@@ -92,8 +92,8 @@ class _Files:
     Attributes:
         images: Images by session and contrast.
         maps: Label maps by session.
-        tables: Label tables by the session or subject in whose folder they are. Elsewhere by the one that their name
-            states; by None if it states none.
+        tables: Label tables by the session or subject in whose folder they are. A table outside these folders stands
+            under the session or subject in its file name, or under None if the name contains neither.
         strays: Sessions or subjects whose folder holds another subject's image or label map.
         closed: Folders that this user may not read.
         other_images: Sessions with an image in another format.

@@ -118,8 +118,8 @@ class TableLayout:
 def _check_one_patient(table: Path, ids: list[str], found: list[tuple[int, dict[str, str]]]) -> None:
     """Refuse a table in which rows of two patients have the same case id.
 
-    Such a case is left out. One patient's row would then decide whether another patient's scan is used, so exchanging
-    one patient could change two voters.
+    Without this check, cases with a repeated id would be left out. One patient's row would then decide whether another
+    patient's scan is used, so exchanging one patient could change two voters.
     """
     first: dict[str, str | None] = {}
     for name, (line, row) in zip(ids, found, strict=True):
