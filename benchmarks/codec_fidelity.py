@@ -17,12 +17,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.run import commit
 from common.codecs import fit_codec
 from common.config import CodecConfig, DataConfig
 from common.data.label_maps import one_hot
 from common.data.msd import read_dataset
 from common.metrics import mean_dice
+from research.commit import commit
 from research.roles import load_cases
 from tests.worlds import make_study
 

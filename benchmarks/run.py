@@ -27,6 +27,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from research.commit import commit
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "lab" / "performance.md"
@@ -234,11 +236,6 @@ def run(part: str, *, accept: bool) -> list[str]:
     return worse
 
 
-def commit() -> str:
-    """Return the commit that was measured, with a mark if the working tree was changed."""
-    return _output_of("git", "describe", "--always", "--dirty")
-
-
 def _machine() -> str:
     """Return the kind of machine, without anything that identifies it."""
     models = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
@@ -262,11 +259,6 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text().splitlines()
     except OSError:
         return []
-
-
-def _output_of(*command: str) -> str:
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 def _short(value: float) -> float:

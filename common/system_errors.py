@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 
 from common.errors import StorageFailed
 from common.plain import plain
@@ -60,11 +61,9 @@ def system_cause(error: BaseException) -> StorageFailed | OSError | None:
     Returns:
         The first such error in the chain of causes; None if there is none.
     """
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _chain_of(error):
         if isinstance(cause, StorageFailed) or (isinstance(cause, OSError) and cause.errno in (*DISK, *_DENIED)):
             return cause
-        cause = cause.__cause__
     return None
 
 
@@ -77,11 +76,17 @@ def lacks_memory(error: BaseException) -> bool:
     Returns:
         True if an error in the chain of causes says so, as Python, the operating system or PyTorch says it.
     """
+    return any(
+        isinstance(cause, MemoryError)
+        or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)
+        or (isinstance(cause, RuntimeError) and "allocate memory" in str(cause))
+        for cause in _chain_of(error)
+    )
+
+
+def _chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of this, and so on."""
     cause: BaseException | None = error
     while cause is not None:
-        system = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
-        tensors = isinstance(cause, RuntimeError) and "allocate memory" in str(cause)
-        if system or tensors or isinstance(cause, MemoryError):
-            return True
+        yield cause
         cause = cause.__cause__
-    return False

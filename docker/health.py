@@ -96,7 +96,7 @@ def _connect(path: Path) -> None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect, so that whoever answers in a daemon's place cannot send the check elsewhere."""
+    """Refuses redirects, so a program that answers in place of a daemon cannot send the check elsewhere."""
 
     def redirect_request(self, *_: object) -> None:
         return None

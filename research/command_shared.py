@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from common.config import DataConfig
 from common.errors import InvalidInput
 from consilium.cli.options import triple
 from consilium.cli.say import console, say
+from research.commit import commit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,20 +98,10 @@ def show(
 
 
 def _made_by(data: Path) -> dict[str, str]:
-    """Return the data's name, the command line without local paths, and the commit.
-
-    The commit is marked ``-dirty`` if a file was changed that is not a record of results.
-    """
+    """Return the data's name, the command line without local paths, and the commit."""
     words = [re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv[1:]]
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results")
     return {
         "data": Path(os.path.abspath(data)).name,
         "command": shlex.join(["consilium", *words]),
-        "commit": (_git("describe", "--always") or "unknown") + ("-dirty" if changed else ""),
+        "commit": commit(),
     }
-
-
-def _git(*words: str) -> str:
-    """Return what git prints about this repository, and nothing outside a repository."""
-    git = ["git", "-C", str(Path(__file__).parent), *words]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()

@@ -455,7 +455,7 @@ def scored(
             found[way] = tuple(dice_per_class(drawn.astype(np.uint8), truth, members))
         teachers = found.pop(TEACHERS, None)
         rows = filled(found)
-        if teachers is not None:  # their scores are left out of `filled`, so they change no other method's
+        if teachers is not None:  # the other methods' rows are filled without the teachers' scores
             unseen = filled(found | {TEACHERS: teachers})[TEACHERS] if teachers else (math.nan,) * len(members)
             rows[TEACHERS] = unseen
         scans.append(rows)

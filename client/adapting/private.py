@@ -144,8 +144,9 @@ def adapt_privately(
     check_network(recipe, settings, channels=len(data.channels), classes=len(data.labels))
     with writing_teachers({site_dir, config.books_dir}):
         found = own_patients(config, study)
-        (order := private_slots(site_dir)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        slots = seated(found.dataset, found.scans, order, voters=1)
+        slots_file = private_slots(site_dir)
+        slots_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        slots = seated(found.dataset, found.scans, slots_file, voters=1)
         task = replace(
             found.task(study, private_folder(site_dir) / private.strategy),
             patients=scans_in_slots(slots, found.scans, voter=0),

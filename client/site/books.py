@@ -61,7 +61,7 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
         raise InvalidInput("the site ledger of this patient pool is missing", value=str(path), remedy=remedy)
     Registry.of_user().check_one_path(pool=config.pool, directory=config.books_dir)
     ledger = SiteLedger.open(path, config.pool, caps=config.caps, site=config.holder, restored=restored)
-    found = ledger.head().ledger_id
+    found = ledger.ledger_id
     if stated not in (None, found):
         ledger.close()
         raise InvalidInput(
@@ -87,7 +87,7 @@ def check_no_copy(config: SiteConfig, ledger: SiteLedger) -> None:
     Raises:
         InvalidInput: If the original is there.
     """
-    Registry.of_user().check_no_copy(ledger.head().ledger_id, pool=config.pool, directory=config.books_dir)
+    Registry.of_user().check_no_copy(ledger.ledger_id, pool=config.pool, directory=config.books_dir)
 
 
 _BACK = (

@@ -1,4 +1,4 @@
-"""Tests of what a stored result says about its data and its commit."""
+"""Tests the names of data and commit that `consilium bench` writes into a stored result."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from research import command_shared
+from research import commit as module_of_commit
 
 
 def test_a_result_names_its_data_as_the_user_named_them(tmp_path: Path) -> None:
@@ -26,8 +27,8 @@ def test_only_a_change_outside_the_records_marks_the_commit_of_a_result(
     name = ("-c", "user.name=n", "-c", "user.email=n@example.org")
     for words in (("init", "-q"), ("add", "."), (*name, "commit", "-q", "-m", "begin")):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
-    monkeypatch.setattr(command_shared, "__file__", str(module))
+    monkeypatch.setattr(module_of_commit, "__file__", str(module))
     record.write_text("after")  # `bench utility --report` writes its register before it measures
-    assert "-dirty" not in command_shared._made_by(tmp_path)["commit"]
+    assert "-dirty" not in module_of_commit.commit()
     module.write_text("after")
-    assert command_shared._made_by(tmp_path)["commit"].endswith("-dirty")
+    assert module_of_commit.commit().endswith("-dirty")

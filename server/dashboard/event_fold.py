@@ -372,9 +372,8 @@ class EventFold:
                     site.turned_down[event["reason"]] += 1
                 if event["reason"] not in ("offline", "deadline", "budget", "left-out"):
                     site.last_seen = time
-                    if not event[
-                        "accepted"
-                    ]:  # a refusal shows that the site is back; an acceptance does not before its codes
+                    # A refusal shows that the site is back. An acceptance shows it only when its codes arrive.
+                    if not event["accepted"]:
                         site.missing_in_a_row = 0
             case "reply-received":
                 site.last_seen, site.missing_in_a_row = time, 0

@@ -305,8 +305,8 @@ def test_one_label_map_under_two_patients_is_reported_and_two_empty_ones_are_not
 
 
 def test_a_copy_is_left_out_by_what_its_own_patient_has_and_by_nobody_else(tmp_path: Path) -> None:
-    """p1 and p2 belong to one person, p0 to another. p2 is left out only if its files equal p1's, whatever
-    p0's hold.
+    """p1 and p2 belong to one person, p0 to another. p2 is left out only if its files equal p1's. The files of
+    p0 do not matter.
     """
     root = make_nnunet(tmp_path / "set")
     (root / "patients.csv").write_text("case_id,patient_id\np0,a\np1,b\np2,b\n")
