@@ -148,7 +148,7 @@ class Worker:
         sleep: Function that waits for some seconds; it returns true if it ended early because the worker is being
             stopped.
         witness: Countersigns the heads of other parties' ledgers; None if this site is no witness.
-        elsewhere: Returns the ids of those of the ledger's studies, given by their ids, that another server runs.
+        elsewhere: Given the ids of the ledger's studies, returns the ids of the studies that another server runs.
 
     Raises:
         InvalidInput: If ``tick_s`` is out of range, or if the server has replaced the sealing key in ``site.toml``.
@@ -328,8 +328,8 @@ class Worker:
             log.warning("event=refused cause=another-server ledger=%s", ledger_id)
             raise Refused(
                 "unknown-study",
-                f"ledger {ledger_id}, or the study in its receipt, belongs to another server of this pool; to fix: if "
-                "one server changed its key, also list the earlier key in server.more_signing_keys of site.toml",
+                f"ledger {ledger_id}, or a study in its receipts, belongs to another study's server; to fix: if it is "
+                "the same server with a new key, also list the earlier key in server.more_signing_keys of site.toml",
             )
 
     def _status(self) -> str:

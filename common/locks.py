@@ -1,7 +1,8 @@
 """Locks a file for one process, and lets other processes test whether it is locked.
 
 Called by supervision, studies and sites. The kernel frees a lock when its holder dies. A test takes a shared lock for a
-moment. Taking the lock waits for tests to end, and fails only if another process holds it.
+moment. :func:`take` waits while others test the lock, and fails if another process holds it. :func:`exclusively` waits
+for that process, too.
 """
 
 from __future__ import annotations

@@ -352,7 +352,7 @@ def subject_names(names: Sequence[str]) -> list[x509.GeneralName]:
         The names; DNS names in lower case.
 
     Raises:
-        InvalidInput: If there is none, or one is neither.
+        InvalidInput: If the list is empty, or a name is neither a DNS name nor an IP address.
     """
     if isinstance(names, str) or not names:
         raise InvalidInput("names of the server", value=names, limit="at least one DNS name or IP address")

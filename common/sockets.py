@@ -23,7 +23,7 @@ HOST_REMEDY = (
     "leave out https://, a port, brackets and a dot at the end; a name with an underscore fits no certificate, so use "
     "another name of the server"
 )
-"""Remedy for a name that is no server's name."""
+"""Remedy for a text that is neither a DNS name nor an IP address."""
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:

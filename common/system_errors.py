@@ -74,7 +74,7 @@ def lacks_memory(error: BaseException) -> bool:
         error: The error.
 
     Returns:
-        True if an error in the chain of causes says so, as Python, the operating system or PyTorch says it.
+        True for MemoryError, ENOMEM or PyTorch's failure to allocate CPU memory, in the error or one of its causes.
     """
     return any(
         isinstance(cause, MemoryError)

@@ -5,8 +5,8 @@
 1. Check that the pulled student is the one the server signed.
 2. Charge the training in the site's ledger.
 3. Train all patients together with a private strategy, beginning from the student. Patients have random slots, which
-   they keep, as for a teacher (:mod:`client.records.patient_deal`). If slots followed the order of names, exchanging
-   one patient would move other patients to other positions in their chunks.
+   they keep until a withdrawal, as for a teacher (:mod:`client.records.patient_deal`). If slots followed the order of
+   names, exchanging one patient would move other patients to other positions in their chunks.
 4. Record the network, and write its bundle.
 
 A training's guarantee holds for any initial weights, so the privacy costs of the student and of the training compose

@@ -197,7 +197,7 @@ class KeepsReceipts(SiteFile):
         return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
 
     def belongs_elsewhere(self, ledger_id: str, *, study_id: str, elsewhere: Collection[str]) -> bool:
-        """Return whether a server's ledger belongs to another server than a study's.
+        """Return whether a ledger belongs to a server other than the one that runs a study.
 
         It does if this site has an accepted query or a receipt of the ledger for a study in ``elsewhere``, and none for
         ``study_id``.

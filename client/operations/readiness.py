@@ -105,7 +105,7 @@ def _data(config: SiteConfig) -> CheckResult:
 
 
 def check_newest(directory: Path) -> None:
-    """Refuse a site whose ledger is an older copy, or a copy of another site's, because its worker could not start.
+    """Refuse a site whose ledger is an older copy, or a copy of one in another directory; its worker could not start.
 
     Args:
         directory: The site's directory.
@@ -123,9 +123,7 @@ def check_newest(directory: Path) -> None:
 
 
 def _ledger(config: SiteConfig) -> list[CheckResult]:
-    """Check that the ledger is the only and newest copy, and that no receipt contradicts it. Report consent, pause or
-    withdrawal.
-    """
+    """Check that the ledger is new, no copy and not contradicted; report consent, pause or withdrawal."""
     try:
         study = joined_study(config)
         if not config.ledger_file.exists():

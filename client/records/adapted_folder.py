@@ -41,7 +41,7 @@ def private_folder(site_dir: Path) -> Path:
 
 
 def private_slots(site_dir: Path) -> Path:
-    """Return the file that assigns patients to the slots of private adaptations. Withdrawing a patient deletes it.
+    """Return the file that assigns patients to the slots of private adaptations. A withdrawal deletes this file.
 
     Args:
         site_dir: The site's directory.

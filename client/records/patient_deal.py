@@ -365,7 +365,7 @@ def spellings(name: str) -> frozenset[str]:
 
 
 def _as_seen(name: str) -> str:
-    """Return a name without invisible characters, with one plain blank for blanks of any kind and number."""
+    """Return a name with compatibility characters replaced (² by 2), without invisible ones, and with single blanks."""
     plain = unicodedata.normalize("NFKC", name)
     return " ".join("".join(one for one in plain if unicodedata.category(one) != "Cf").split())
 
@@ -391,7 +391,8 @@ def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) ->
             continue
         raise InvalidInput(
             "name of a case that differs from another one only in upper and lower case, in its letters' encoding, in "
-            "invisible characters or kinds of blanks, or in dots and blanks at its end",
+            "invisible characters, kinds of blanks or special forms of a character (² and 2), or in dots and blanks at "
+            "its end",
             value=[ascii(name), ascii(min(names - {name}))],
             limit="the spelling that this site has already used",
             remedy="write it in the dataset as it was when it was first trained on; if the two are different patients, "

@@ -208,7 +208,7 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
 
 
 def studies_elsewhere(config: SiteConfig, known: Collection[str]) -> frozenset[str]:
-    """Return the studies of this site's pool that another server than this directory's runs.
+    """Return the pool's studies that are run by a server other than the one of this directory.
 
     If ``site.toml`` or the study of another directory cannot be read, nobody knows who runs that study. Every study in
     ``known`` that no readable directory assigns to this server then counts as another server's.

@@ -189,7 +189,7 @@ def _obituary(process: ForkServerProcess) -> str:
 
 
 def _why(error: Exception) -> str:
-    """Say why a training ended early; with a remedy, except after a fault of Consilium."""
+    """Return why a training ended early. Errors of Consilium and of the system may add a remedy."""
     if isinstance(error, ConsiliumError):
         return str(error)
     if isinstance(error, OSError):

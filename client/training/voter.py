@@ -3,8 +3,8 @@
 ``client.training.side_by_side`` calls it in a process of its own. Rules:
 
 1. A case that cannot be read leaves its slot empty, is reported and counted, and does not stop the training. Two faults
-   stop it before the first step, and an earlier teacher is kept: a folder of several cases that is gone, and too little
-   memory. Other voters' trainings take memory, and their patients must not decide which cases are left out.
+   stop it before the first step and keep an earlier teacher: too little memory, and a folder of several cases that is
+   gone or closed. Other voters' trainings take memory, and their patients must not decide which cases are left out.
 2. A voter without any usable case has no weights and contributes the zero code.
 3. A private training of such a voter runs all its steps and makes weights from noise, so the existence of weights
    reveals nothing about the patients.
@@ -194,7 +194,7 @@ class LabelledScan:
 
 
 def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledScan], tuple[Problem, ...]]:
-    """Read a task's scans. A scan that cannot be read becomes a problem and stops nothing else.
+    """Read a task's scans. A scan that cannot be read becomes a problem; only faults under Raises stop the training.
 
     Args:
         task: The voter's task.
@@ -232,11 +232,11 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
                 hashes.append(repr((case.channel_order, case.label_map)))
             if case.structures and is_structure_set(case.label):
                 hashes.append(repr(case.structures))
-        except Exception as error:  # no scan may stop a site, not even through a defect in our code
+        except Exception as error:  # any other error, even from a defect in our code, costs this scan only
             if lacks_memory(error):
                 raise InvalidInput(
                     "too little memory to read a scan",
-                    remedy="end other programs, or train one voter at a time with --jobs 1; then run the command again",
+                    remedy="end other programs (for `site train`, also give --jobs 1), then run the command again",
                 ) from error
             problems.append(Problem(scan, why_unread(error)))
             continue

@@ -157,8 +157,8 @@ def check_still_there(cases: Iterable[Iterable[Path]]) -> None:
             raise InvalidInput(
                 f"folder of the dataset is gone or closed since it was opened ({error.strerror})",
                 value=str(folder),
-                limit=f"a folder that user {os.getuid()}, who runs this command, can read",
-                remedy="put it back or mount it again, then run the same command again",
+                limit=f"a folder that user {os.getuid()}, who runs this command, can enter",
+                remedy="put it back, mount it again or let this user enter it; then run the same command again",
             ) from error
 
 

@@ -90,9 +90,7 @@ class Problem(Document):
 
 @dataclass(frozen=True, slots=True)
 class DuplicateCases(Document):
-    """Two cases of two patients that have the same image content or the same label map's file. Shown at the site only,
-    never sent.
-    """
+    """Two cases of two patients with equal image files or one shared label map. Shown at the site only, never sent."""
 
     case: str
     same_as: str

@@ -106,7 +106,7 @@ class HeadMemory:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock out other processes that judge or record heads in this folder; wait until they have ended.
+        """Let only one process at a time judge or record heads in this folder; wait until the lock is free.
 
         The workers of a pool's studies share the folder. Hold this lock from :meth:`judge` until :meth:`remember`
         returns. Otherwise two workers could countersign two histories of one ledger, or one could erase what the other

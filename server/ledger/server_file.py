@@ -255,9 +255,9 @@ class ServerFile(OpenLedger[ServerBooks]):
     def _entered_of(
         self, standing: ServerStanding, receipts: Sequence[Receipt], *, after: int
     ) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
-        """Return spending that recoveries entered from receipts, and that the standing's totals include, too.
+        """Return the spending that recoveries entered from receipts and that the standing's totals already include.
 
-        It is given by pool and by study and pool, and covers the rows after row ``after``.
+        The first result is by pool, the second by study and pool. Only rows after row ``after`` count.
 
         The totals include a receipt's charges if its head is a row of the standing's history, or a row that the
         standing names as charged in an earlier recovery.

@@ -43,7 +43,6 @@ from common.pki import (
     subject_names,
     validity,
 )
-from common.sockets import HOST_LIMIT
 from server.operations.one_port import BEHIND, BehindPort, read_behind, write_behind
 from server.operations.supervisor import SOCKET, prepare_network
 from server.public.public_files import PEERS, said_file
@@ -104,11 +103,16 @@ def set_up_server(
         When the public port's certificate expires.
 
     Raises:
-        InvalidInput: If a name fits no certificate, or ends in a number as only an IPv4 address does.
+        InvalidInput: If a name is neither a DNS name nor an IP address, or is a DNS name whose last part is a number.
     """
     for name in subject_names([endpoint.host, *more_names]):  # before anything is written
         if isinstance(name, DNSName) and name.value.rpartition(".")[2].isdigit():
-            raise InvalidInput("--host", value=name.value, limit=HOST_LIMIT, remedy="correct the IPv4 address")
+            raise InvalidInput(
+                "--host or --more-names",
+                value=name.value,
+                limit="an IP address, or a DNS name whose last part is no number",
+                remedy="correct the IPv4 address",
+            )
     authority = create_authority(workspace.authority_dir, now=now)
     shown = workspace.gateway_dir / "server.crt"
     names = [endpoint.host, *more_names, *(certificate_names(shown) if shown.exists() else ())]

@@ -1,4 +1,4 @@
-"""Computes how much each coordinate of a code varies over public shapes; the planner compares it with the noise."""
+"""Reads from a codec how much each coordinate varies over public shapes; the planner compares it with the noise."""
 
 from __future__ import annotations
 

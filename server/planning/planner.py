@@ -475,8 +475,9 @@ def _falling(spectrum: Sequence[float]) -> NDArray[np.float64]:
 def _explained(bits: float, values: NDArray[np.float64]) -> float:
     """Return :func:`explained_at_most` for falling eigenvalues above 0."""
     counts = np.arange(1, len(values) + 1)
-    levels = 2 ** ((np.cumsum(np.log2(values)) - 2 * bits) / counts)  # if only so many coordinates are coded
-    theta = levels[np.argmax(levels >= np.append(values[1:], 0.0))]  # the first level that no other coordinate exceeds
+    # the water levels if only the first ``counts`` coordinates are coded
+    levels = 2 ** ((np.cumsum(np.log2(values)) - 2 * bits) / counts)
+    theta = levels[np.argmax(levels >= np.append(values[1:], 0.0))]  # the first that no later eigenvalue exceeds
     return max(0.0, float(1 - np.minimum(values, theta).sum() / values.sum()))
 
 
