@@ -1,7 +1,7 @@
 """Runs the real gateway in its own process, before a stand-in for SuperLink that reads bodies and answers
 ``ok``.
 
-Asked over TCP and TLS with connections that a test holds open, cuts in the middle or fills, as it likes.
+Tests connect over TCP and TLS, and hold connections open, cut them or fill them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Door:
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[Reader, Writer]]:
-        """A connection whose handshake is done."""
+        """Return a connection whose TLS handshake is done."""
         context = ssl.create_default_context(cafile=str(self.authority))
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=context, server_hostname="localhost")
         try:
@@ -86,7 +86,7 @@ class Door:
         return "\r\n".join((*lines, *(f"{name}: {value}" for name, value in headers.items()), "", "")).encode()
 
     async def ask(self, site: str, *, body: bytes = b"", path: str = "/v1/fleet/pull-messages") -> int:
-        """The status a site is answered on a connection of its own; 0 where it was cut off."""
+        """Return the status of a site's request on a new connection; 0 if the connection was cut off."""
         try:
             async with asyncio.timeout(600), self.connect() as (reader, writer):
                 writer.write(self.head(site, "POST", path, length=len(body)) + body)
@@ -96,7 +96,7 @@ class Door:
 
 
 async def status(reader: Reader) -> int:
-    """The status of the next answer; 0 where the connection was closed instead."""
+    """Return the status of the next answer; 0 if the connection was closed instead."""
     with contextlib.suppress(OSError):
         words = (await reader.readline()).split()
         return int(words[1]) if words else 0
@@ -140,10 +140,10 @@ def door(root: Path, sites: tuple[str, ...] = ("north", "south")) -> Iterator[Do
 
 
 async def answers(door: Door, site: str, count: int) -> tuple[list[int], float]:
-    """Statuses and median seconds of ``count`` requests of one site, one after the other, each on a fresh connection.
+    """Return statuses and median seconds of ``count`` requests of one site, in turn, each on a new connection.
 
-    A request that is cut off is sent again up to twice, as a SuperNode sends it, and its seconds count from the first
-    time. One pause of a busy machine, longer than the gateway waits for a handshake, therefore decides nothing.
+    A request that is cut off is sent again up to twice, as a SuperNode does, and its seconds count from the first try.
+    So a pause of a busy machine that is longer than the gateway's handshake limit does not fail a test.
     """
     statuses, seconds = [], []
     for _ in range(count):
@@ -158,7 +158,7 @@ async def answers(door: Door, site: str, count: int) -> tuple[list[int], float]:
 
 @contextlib.contextmanager
 def attacking(attack: Coroutine[None, None, None]) -> Iterator[None]:
-    """An attack in a process of its own, so that its work delays no request of the other sites in this process."""
+    """Run an attack in its own process, so that its work delays no request of the other sites in this process."""
     process = multiprocessing.get_context("fork").Process(target=asyncio.run, args=(attack,), daemon=True)
     process.start()
     try:

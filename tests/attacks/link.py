@@ -1,7 +1,7 @@
 """Runs Flower's own SuperLink in this process without HTTP: its handlers over a database file, behind our
 quota.
 
-A test is a ServerApp that asks nodes, and any of the nodes, which announces and pushes what it likes.
+A test acts as a ServerApp that asks nodes, and as any node, which may announce and push anything.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def reply_objects(metadata: message_pb2.Metadata, body: bytes) -> list[bytes]:
 
 
 def _state(path: Path) -> Any:
-    with warnings.catch_warnings():  # Flower's alembic configuration is an old one
+    with warnings.catch_warnings():  # Flower's alembic configuration has an old form
         warnings.simplefilter("ignore", DeprecationWarning)
         return LinkStateFactory(str(path), NoOpFederationManager(), ObjectStoreFactory(str(path))).state()
 

@@ -1,8 +1,8 @@
 """Tests that a consortium's server cannot end a worker by public volumes within the memory of its container.
 
-The daemon is the one that a hospital runs, in a control group with the memory that docker-compose.yml gives a worker
-(where this user may make one; else its own data are limited to as much). What it cannot hold is the zero code of that
-query, and the next volume is answered.
+The daemon is the one that a hospital runs, in a control group with the memory that docker-compose.yml gives a worker.
+If this user may not make a control group, the process's own data are limited to as much. The worker answers a volume
+that does not fit with the zero code, and goes on to the next volume.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ Sampler = Callable[[int, Fraction], np.ndarray]
 
 
 class Study(Federation):
-    """A federation whose server stores the sites' signatures as the pipeline does."""
+    """Holds a federation whose server stores the sites' signatures as the pipeline does."""
 
     def __init__(self, root: Path, *, queries: int = 2) -> None:
         terms = {"quorum": 3, "planned_queries": queries, "aggregation": "sealed-sum", "spare_draws": 4}
@@ -336,7 +336,7 @@ def test_files_of_a_dispute_that_were_tampered_with_get_an_error_and_never_a_tra
             continue
 
 
-# --- what a site's ledger says of it
+# --- the row in a site's ledger
 
 
 def test_a_disclosure_is_on_record_with_its_auditor_its_draw_and_what_it_would_cost(world: Study) -> None:

@@ -35,7 +35,7 @@ HONEST, LIAR, THIRD = "site-0", "site-1", "site-2"
 
 
 class Watched(Federation):
-    """Three hospitals that are witnesses; a test may make :data:`LIAR` lie."""
+    """Holds three hospitals that are witnesses; a test may make :data:`LIAR` lie."""
 
     def __init__(self, root: Path) -> None:
         study = make_study(quorum=3, planned_queries=3, aggregation="sealed-sum", spare_draws=2)

@@ -437,7 +437,7 @@ def test_a_run_does_not_wait_for_a_site_that_is_revoked_in_mid_draw(tmp_path: Pa
 
 
 class SlowWire(Wire):
-    """A network that delivers each reply when its site sends it. Only deliveries and absences move the clock.
+    """Delivers each reply when its site sends it. Only deliveries and absences move the clock.
 
     Args:
         usual: By node, the seconds that an honest site takes for codes. It takes one second for an offer.
@@ -496,7 +496,7 @@ def test_hospitals_of_which_one_takes_three_times_as_long_as_another_are_not_cal
 
 
 def unfinished(node: int, body: bytes, reply: bytes) -> bytes:
-    """The dishonest site first replies that it still computes its codes, which an honest site may do, too."""
+    """Let the dishonest site first reply that it still computes its codes, which an honest site may do, too."""
     asked, message = part(body, CodesRequest), decode(reply)
     if node != LIAR or asked is None or asked.attempt > 1:
         return reply
@@ -506,7 +506,7 @@ def unfinished(node: int, body: bytes, reply: bytes) -> bytes:
 
 
 def busy(node: int, body: bytes, reply: bytes) -> bytes:
-    """The dishonest site declines every offer."""
+    """Let the dishonest site decline every offer."""
     offer = part(body, Offer)
     if node != LIAR or offer is None:
         return reply

@@ -252,7 +252,7 @@ def test_an_app_submitted_with_the_operators_secret_reads_neither_key_nor_ledger
         until(stolen.exists, "the app ran")
         assert stolen.read_text().split() == ["flower/operator.secret"]
         assert stolen.stat().st_uid == NOBODY
-        start_run(workspace)  # and ours, as the same user, has the core run the study, which admitted nobody yet
+        start_run(workspace)  # our app, as the same user, asks the core for a run of the study, which has no site yet
         until(lambda: events_of(workspace.events_file, "run-failed"), "the core was asked for a run")
         assert re.search("missing .*directory", events_of(workspace.events_file, "run-failed")[0]["reason"])
         assert workspace.events_file.stat().st_uid == 0

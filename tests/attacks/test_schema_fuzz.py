@@ -234,11 +234,11 @@ class World:
                 ledger=fed.site_ledgers[site.name],
                 server_keys=worker._config.server.signing_public_keys,
             )
-        fed.core(fed.planned()[:2]).run(fed.transport)  # so that there are receipts to begin from
+        fed.core(fed.planned()[:2]).run(fed.transport)  # this makes receipts to start from
         open_queries = fed.core().open_queries()
         receipts = tuple(found.render() for found in receipts_of(fed.ledger, "site-1", after=0))
         head = receipts_of(fed.ledger, "site-1", after=0)[-1].head
-        draw: dict[str, Any] = {}  # of a sealed sum: the second, so that the core must ask for a third
+        draw: dict[str, Any] = {}  # a sealed sum's second draw, so that the core must ask for a third
         if sealed:
             draw = {"draw": 2, "peers": tuple(Peer(site.name, site.answer_key) for site in fed.sites)}
         replies = {

@@ -2,13 +2,13 @@
 
 All that it sends is signed with the key that its own kit gave the hospital.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| it learns from a reply how far the other server's ledger has got | a server hears of its own ledger alone |
-| its receipt of the other's study makes that study look contradicted, or stops it | receipts of its own ledger alone |
-| its head under the other's name makes that ledger look forked, which stops the other study | heads of its own alone |
-| it names the other ledger before that is used, which keeps that server out | nothing: the hospital leaves its study |
-| it contradicts itself, which stops every study of the pool | nothing: the hospital reads so, and ends the alarm |
+| it learns from a reply how many rows the other server's ledger has | a reply states only the asking server's ledger |
+| its receipt makes the other study look contradicted, or stops it | only receipts of its own ledger are read |
+| its head under the other's name makes that ledger look forked, which stops the study | only its own heads are read |
+| it names the other ledger before that ledger is used, which keeps that server out | none: the hospital can leave |
+| it contradicts itself, which stops every study of the pool | none: the alarm says so, and the hospital ends it |
 | it shows two workers of the pool two histories at the same moment | one worker at a time countersigns |
 """
 

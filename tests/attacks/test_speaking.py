@@ -307,7 +307,7 @@ def test_nothing_a_hospital_signs_ends_a_run(fed: Federation, said: int) -> None
     assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"unreadable"}
 
 
-# --- figures that brick
+# --- figures that make a ledger unusable
 
 
 def priced(query: QuerySpec, noise_std: str) -> bytes:

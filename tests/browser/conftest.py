@@ -70,9 +70,9 @@ def serving(
     port: int = 0,
     readable: bool = True,
 ) -> Iterator[Dashboard]:
-    """``consilium dashboard`` over a study's directory until the block ends; waits until it has read the study.
+    """Run ``consilium dashboard`` over a study's directory until the block ends; wait until it has read the study.
 
-    ``readable``: whether its ledger is expected to hold.
+    ``readable`` states whether the ledger is expected to verify.
     """
     port = port or free_ports(1, host="127.0.0.1")[0]
     program = "from consilium.cli.main import main; main()"
@@ -153,7 +153,7 @@ def open_page(browser) -> Iterator[Callable]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", base_url=url
         )
-        context.set_default_timeout(600_000)  # nothing here says how fast a machine is
+        context.set_default_timeout(600_000)  # the machine may be slow
         page = context.new_page()
         watched = Watched([], [], [])
         page.on(

@@ -1,9 +1,9 @@
-"""Every page of the dashboard in nine states, two widths and two themes: pictures to look at, and axe's findings.
+"""Takes pictures of every dashboard page in nine states, two widths and two themes, and lists axe's findings.
 
-``python -m tests.browser.pictures OUT`` makes one study, brings copies of it into each state, and takes them all;
-``--only STATE`` takes one state's. The sign-in page offers a provider in the state ``finished``, whose ledger holds a
-second study and whose certificate is issued and left as ``certificate.pdf``. ``--study DIR`` takes the pages of a study
-that exists instead, for instance a demo's.
+``python -m tests.browser.pictures OUT`` makes one study, brings copies of it into each state, and takes all pictures;
+``--only STATE`` takes those of one state. The sign-in page offers a provider in the state ``finished``, whose ledger
+holds a second study and whose certificate is issued and left as ``certificate.pdf``. ``--study DIR`` takes the pages of
+an existing study instead, for instance a demo's.
 """
 
 from __future__ import annotations

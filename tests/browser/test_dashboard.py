@@ -84,7 +84,7 @@ def test_a_stranger_is_led_to_the_sign_in_and_back(dashboard, open_page):
 def test_a_page_that_signs_out_asks_for_nothing_more(dashboard, open_page):
     page = open_page(dashboard.url)  # fails on a 401 in the console
     asked, signing_out = [], []
-    page.route("**/api/live/**", lambda route: asked.append(route))  # the stream's request stays on its way
+    page.route("**/api/live/**", lambda route: asked.append(route))  # the stream's request stays unanswered
     page.route("**/logout", lambda route: signing_out.append(route))
     sign_in(page)
     while not asked:
@@ -150,7 +150,7 @@ def test_the_first_screen_answers_what_is_spent_what_is_left_and_who_is_up(dashb
         row = page.get_by_role("row").filter(has_text=site)
         assert "spent" in row.inner_text()
         assert "ago" in row.inner_text()
-        # It looks again until it holds: the live table may be replaced at any moment.
+        # `expect` repeats the check, because the live table may be replaced at any moment.
         expect(row.get_by_role("img")).to_be_in_viewport(ratio=1, timeout=60_000)
 
 

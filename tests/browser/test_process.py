@@ -209,12 +209,10 @@ def test_a_page_of_a_large_ledger_costs_no_multiple_of_a_page_of_a_tenth(
 
 
 def test_fifty_live_pages_cost_a_run_under_five_percent(large, large_dashboard, record_property):
-    """The run logs several events a second, with no page and with fifty pages open on the same ledger. The test
-    measures the dashboard's processor time as a share of the machine's; unlike the run's duration it does not depend on
-    other work.
+    """The run logs several events a second, with no page and with fifty pages open on the same ledger.
 
-    Measured is the dashboard's processor time while the run goes on, as a share of what the machine had in that time:
-    unlike the run's own duration it does not depend on what else the machine does.
+    The test measures the dashboard's processor time as a share of the machine's. Unlike the run's duration, it does not
+    depend on other work.
     """
     client = Client(large_dashboard)
     events = EventLog(large.events_file, study=large.study().id)

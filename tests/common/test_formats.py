@@ -81,11 +81,9 @@ def test_an_older_format_is_to_be_written_anew_and_no_format_is_none_of_ours() -
 
 
 def test_a_study_is_the_same_study_under_every_version() -> None:
-    """Consents, charges and receipts name a study by this hash, so a running study would end if the hash changed. A
-    field that a later version adds to the consented terms must stay out of ``Study.to_json`` at its default, or needs a
-    new ``STUDY_SCHEMA``.
+    """Consents, charges and receipts name a study by this hash, so a running study would end if the hash changed.
 
-    A field that a later version adds to what a site consents to must stay out of ``Study.to_json`` where it has its
-    default, or be a new ``STUDY_SCHEMA``.
+    A field that a later version adds to the consented terms must stay out of ``Study.to_json`` at its default, or needs
+    a new ``STUDY_SCHEMA``.
     """
     assert parse_study(STUDY).id == "1be79e23e10e18386166f1a7e6fbda10c9d58e9e5c3dd3593bd67057cbb94054"

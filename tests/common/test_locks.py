@@ -20,7 +20,7 @@ def test_a_lock_has_one_holder_and_is_free_once_that_one_closes_it(tmp_path: Pat
         assert held(second)
         started = time.monotonic()
         assert not take(second)
-        assert time.monotonic() - started < 15.0  # half of _LOOKS_S: somebody holds it, so there is nothing to wait for
+        assert time.monotonic() - started < 15.0  # half of _LOOKS_S, because a held lock is refused at once
         first.close()
         assert take(second)
 

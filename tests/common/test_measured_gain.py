@@ -25,9 +25,9 @@ def test_the_gain_and_its_interval_are_students_of_the_paired_differences() -> N
 @pytest.mark.parametrize(
     ("gain", "half", "word"),
     [
-        (0.04, 0.01, "proven"),  # was called "little, if anything"
+        (0.04, 0.01, "proven"),  # formerly reported as "little, if anything"
         (0.001, 0.0005, "proven"),
-        (0.058, 0.06, "not proven"),  # was called bought, and as much as public data alone
+        (0.058, 0.06, "not proven"),  # formerly reported both as a gain and as no more than public data
         (0.0, 0.0, "not proven"),
         (-0.02, 0.03, "not proven"),
         (0.3, None, "not proven"),

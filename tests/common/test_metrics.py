@@ -163,7 +163,7 @@ def test_overlapping_regions_are_scored_as_the_unions_they_are() -> None:
     for value, members in zip(dice, data.members, strict=True):
         p, t = (set(np.flatnonzero(np.isin(labels, members))) for labels in (found, truth))
         assert value == pytest.approx(2 * len(p & t) / (len(p) + len(t)), abs=1e-6)
-    assert dice[0] == 1  # the whole tumour is right though its parts are not
+    assert dice[0] == 1  # the whole tumour is right, but its parts are not
     assert hd95_mm(found, truth, data.members, spacing_mm=(1, 1, 1))[0] == 0
     assert hd95_mm(found, truth, data.members, spacing_mm=(1, 1, 1))[1] == pytest.approx(2, abs=0.5)
     none = dice_per_class(np.where(truth == 3, 1, truth).astype(np.uint8), truth, data.members)
@@ -185,7 +185,7 @@ def test_lesion_by_lesion_a_missed_and_a_made_up_one_count_and_an_absent_structu
     for where, in_truth, in_found in (((4, 4, 4), 1, 1), ((4, 4, 30), 1, 0), ((30, 4, 4), 0, 1), ((30, 30, 30), 1, 1)):
         box = tuple(slice(at, at + 4) for at in where)
         truth[box], found[box] = in_truth, in_found
-    found[35, 30:34, 30:34] = 1  # apart from its lesion, within its reach
+    found[35, 30:34, 30:34] = 1  # a detached piece, near enough to count with its lesion
     ((dice, far), absent) = lesion_wise(found, truth, 3, spacing_mm=(1, 1, 1))
     stray = 2 * 64 / (64 + 64 + 16)
     assert dice == pytest.approx((1 + 0 + 0 + stray) / 4)

@@ -63,7 +63,7 @@ def test_a_request_is_good_once_also_with_its_signature_turned_over(gatekeeper, 
     r, s = decode_dss_signature(b64decode(headers["flwr-signature"]))
     turned = headers | {"flwr-signature": b64encode(encode_dss_signature(r, P384_ORDER - s)).decode()}
     assert turned != headers
-    with pytest.raises(Refused, match="replayed"):  # it is a valid signature of the same words
+    with pytest.raises(Refused, match="replayed"):  # a second valid signature of the same request
         admit(gatekeeper, turned)
 
 

@@ -22,7 +22,7 @@ from common.sockets import accepts, answers_http, free_port, free_ports, listen
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-# A daemon with a helper in a session of its own that ignores polite signals, as Flower's daemons have them.
+# A daemon whose helper has its own session and ignores SIGINT and SIGTERM, as helpers of Flower's daemons do.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 helper = subprocess.Popen([sys.executable, "-S", "-c",
@@ -144,7 +144,7 @@ except KeyboardInterrupt:
 def test_a_signal_to_the_parent_leaves_no_process(tmp_path: Path, signum: signal.Signals, status: int) -> None:
     root = str(Path(__file__).parents[2])
     code = PARENT.format(root=root, here=str(Path(__file__).parent), where=str(tmp_path))
-    if signum == signal.SIGKILL:  # helpers of helpers then need their own watch, as Flower's have
+    if signum == signal.SIGKILL:  # after SIGKILL the kernel ends direct children only
         code = code.replace("stubborn(where", "plain(where").replace("import stubborn", "import plain")
     with subprocess.Popen([sys.executable, "-c", code], cwd=root, start_new_session=True) as parent:
         assert eventually((tmp_path / "started").exists), "the parent did not start its daemons"
@@ -274,7 +274,7 @@ def test_a_log_tail_is_bounded(tmp_path: Path) -> None:
     log.write_text("\n".join(f"line {number}" for number in range(10_000)))
     assert plain_text(log, max_bytes=29) == "line 9997\nline 9998\nline 9999"
     assert plain_text(log, since=log.stat().st_size - 10) == "line 9999"
-    assert plain_text(log, since=log.stat().st_size + 1, max_bytes=10) == "line 9999"  # it was rotated meanwhile
+    assert plain_text(log, since=log.stat().st_size + 1, max_bytes=10) == "line 9999"  # the log was rotated meanwhile
     assert plain_text(tmp_path / "none.log") == ""
 
 

@@ -95,7 +95,7 @@ def test_a_site_accepts_a_new_sealing_key_only_from_a_known_signer_and_never_an_
     with pytest.raises(InvalidInput, match=r"signature.*site\.toml"):
         control.take_sealing_key(folder, replace(first, sealing_key="1b" * 32))
     second = rotate(fed)
-    control.take_sealing_key(folder, second)  # it missed the first: the second names both old keys
+    control.take_sealing_key(folder, second)  # the site missed the first notice; the second names both old keys
     with pytest.raises(InvalidInput, match=f"got '{first.sealing_key}'.*{second.sealing_key}"):
         control.take_sealing_key(folder, first)
     assert load_site(folder).server.sealing_key == second.sealing_key

@@ -165,7 +165,7 @@ def test_a_ready_daemon_that_loses_its_server_is_shown_offline_until_it_is_back(
     assert world.of("daemon-offline") == [{"daemon": "one", "pid": world.group.daemons[0].pid, "why": why[0]}]
     for _ in range(3):
         supervisor.step()
-    assert len(world.of("daemon-offline")) == 1  # said once
+    assert len(world.of("daemon-offline")) == 1  # logged once
     why[0] = ""
     supervisor.step()
     supervisor.step()
@@ -292,7 +292,7 @@ def test_a_daemon_whose_port_is_taken_is_not_started_and_nothing_is_ready(world:
     assert world.of("daemon-started") == told
     (ended,) = world.of("daemon-ended")
     assert ended["why"] == taken[0]
-    assert "said" not in ended  # it never began, so its log speaks of another time
+    assert "said" not in ended  # it never started, so its log is of an earlier start
     taken.clear()
     world.now = 2.0
     supervisor.step()
@@ -366,7 +366,7 @@ def test_a_stopped_daemon_is_stopped_since_its_keeper_stopped_and_not_since_it_s
     (tmp_path / "daemons.lock").touch()
     (one,) = standings([tmp_path])
     assert (one.state, one.since) == ("stopped", "2026-11-24T17:30:00+00:00")
-    (tmp_path / FACTS).write_text(json.dumps(facts[0]) + "\n")  # killed: nobody knows when
+    (tmp_path / FACTS).write_text(json.dumps(facts[0]) + "\n")  # a killed process records no end
     (one,) = standings([tmp_path])
     assert "last heard of" in one.line
 
@@ -432,6 +432,6 @@ def test_a_daemon_that_the_next_start_has_not_come_to_yet_is_stopped(tmp_path: P
     report = json_report(tmp_path / FACTS)
     for daemon in ("worker", "launcher"):
         report("daemon-ready", daemon=daemon)
-    with keeping(tmp_path):  # of a party that was killed: nothing says that it ended
+    with keeping(tmp_path):  # the party was killed before, so no record states an end
         report("daemon-started", daemon="worker")
         assert {one.daemon: one.state for one in standings([tmp_path])} == {"worker": "starting", "launcher": "stopped"}

@@ -121,7 +121,7 @@ def test_it_states_what_the_ledger_holds(workspace: Workspace) -> None:
     assert facts["hashes"]["study"] == study.id
     assert facts["audit"] is None
     assert facts["sites"] == []
-    assert facts["study"]["asked_about"].endswith(" public volumes")  # a joint query's words alone are "the"
+    assert facts["study"]["asked_about"].endswith(" public volumes")  # the noun must follow for a joint query, too
     assert "public volumes public volumes" not in json.dumps(facts)
 
 
@@ -151,7 +151,8 @@ def test_the_front_names_one_epsilon_and_a_table_says_what_each_other_one_is(tmp
     facts = sealed_facts(tmp_path)
     front, table = paper_of(facts).sections[:2]
     assert re.findall(r"ε = [\d.]+", " ".join(map(str, front.paragraphs))) == ["ε = 8"]
-    assert "ciphers of the masks" in " ".join(map(str, front.paragraphs))  # what rests on no ε stays
+    # This limit rests on no ε, so the front still states it.
+    assert "ciphers of the masks" in " ".join(map(str, front.paragraphs))
     _, *rows = table.rows
     assert len({row[0] for row in rows}) == len(rows)
     assert all(re.fullmatch(r"\w+, δ = 0.001, unit hospital, replace-one", str(row[2])) for row in rows)
@@ -451,7 +452,7 @@ def test_a_name_in_a_study_is_text_in_the_certificate_and_no_command(workspace: 
 
 
 def test_the_dashboard_shows_a_certificate_that_a_command_issued(workspace: Workspace, tmp_path: Path) -> None:
-    (workspace.root / "codec.json").unlink()  # its object is not stored, so the page could draw no spectrum
+    (workspace.root / "codec.json").unlink()  # the fixture stores no codec object to draw a spectrum from
     seen = glance(Options(study=workspace.root, state=tmp_path / "state"))
     assert "/api/certificate.json" not in seen.get("/study").text
     assert seen.get("/api/certificate.json").status_code == 404

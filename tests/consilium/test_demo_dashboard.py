@@ -39,7 +39,7 @@ def test_it_serves_the_study_and_ends_with_the_block(tmp_path):
 
 
 def test_a_demo_starts_its_dashboard_in_the_thread_whose_end_also_ends_it(tmp_path, monkeypatch):
-    """The kernel ends the daemons of a killed process only if its main thread started them; a dashboard was left."""
+    """The kernel ends the daemons of a killed process only if its main thread started them."""
     threads: list[threading.Thread] = []
 
     @contextmanager

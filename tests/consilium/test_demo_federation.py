@@ -99,7 +99,7 @@ def test_a_first_demo_waits_for_no_node(monkeypatch: pytest.MonkeyPatch, happene
 def test_a_run_that_a_killed_demo_left_is_stopped_before_superexec_could_begin_it(
     monkeypatch: pytest.MonkeyPatch, happened: list[str], tmp_path: Path
 ) -> None:
-    """The new demo's own run was refused, because a run was already active."""
+    """Otherwise the new demo's run would be refused, because a run is already active."""
     nodes_say(monkeypatch, happened, "registered")
     run(happened, tmp_path)
     assert happened.index("runs stopped") < happened.index("superexec")

@@ -177,7 +177,7 @@ def test_a_sentence_that_names_a_hash_is_not_broken_within_words_in_the_pdf() ->
 def test_a_study_s_words_are_text_in_every_form_and_start_nothing(recorded: Recorded) -> None:
     section = PaperSection(HOSTILE, [HOSTILE], [HOSTILE, Blank(HOSTILE)], [(HOSTILE, "b"), (HOSTILE, Blank("c"))])
     paper = Paper("x", HOSTILE, datetime(2026, 11, 24, tzinfo=UTC), [section])
-    assert paper.pdf() == paper.pdf()  # #panic would have ended it
+    assert paper.pdf() == paper.pdf()  # typst's #panic would end the making
     lines = paper.markdown().splitlines()
     for line in lines:
         bare = re.sub(r"\\[\\`*_\[\]<>#|]", "", line)

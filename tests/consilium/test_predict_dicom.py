@@ -148,7 +148,7 @@ def test_another_reader_finds_every_voxel_of_the_label_map_at_its_place_in_space
     }
     both = seen[1] | seen[2]
     assert not seen[1] & seen[2]
-    assert len(both & block) / len(both | block) > 0.8  # the way to the study's grid and back blurs its rim
+    assert len(both & block) / len(both | block) > 0.8  # resampling to the study's grid and back blurs the rim
     assert min(z for _, _, z in seen[2]) > max(z for _, _, z in seen[1]) - 2.5
     assert np.mean([z for _, _, z in seen[2]]) > np.mean([z for _, _, z in seen[1]])
 
@@ -204,7 +204,7 @@ def test_a_series_unlike_the_students_training_is_refused_by_its_name(
 
 
 def test_a_box_about_a_point_in_dicoms_coordinates_refers_to_the_whole_series(bundle: Path, tmp_path: Path) -> None:
-    """The block lies in a corner of a large series, 7 mm inside its first voxel; the student's grid has 16 mm."""
+    """The block lies in a corner of a large series, 7 mm from its first voxel; the student's grid is 16 mm wide."""
     import pydicom
 
     whole = np.random.default_rng(4).integers(10, 60, (50, 40, 30)).astype(np.uint16)

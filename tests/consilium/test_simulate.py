@@ -169,7 +169,7 @@ def test_no_case_vanishes_capitals_are_read_and_what_is_left_out_is_named_and_ke
             text = (root / index).read_text()
             (root / index).write_text(re.sub(r"(case0[1-9])\.nii\.gz", r"\1.NII.GZ", text))
     broken = next(path for path in sorted(root.rglob("*case20*")) if path.is_file() and "dseg" not in path.name)
-    broken.write_bytes(broken.read_bytes()[:100])  # cut short: among the sites' or the public's, as the seed has it
+    broken.write_bytes(broken.read_bytes()[:100])  # cut short; the seed gives it to a site or to the public cases
     options = DemoOptions(
         data=str(root),
         hospitals=3,

@@ -1,4 +1,4 @@
-"""Tests the text of the compose file, the image and their scripts: who sees which volume, who reaches whom, as whom."""
+"""Tests the text of the compose file, the image and their scripts: each service's volumes, networks and user."""
 
 from __future__ import annotations
 

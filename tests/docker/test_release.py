@@ -101,7 +101,7 @@ def test_a_signed_bundle_holds_and_a_changed_one_does_not(signed: tuple[Path, Pa
     sums = subprocess.run(["sha256sum", "images.tar.gz"], cwd=bundle, capture_output=True, text=True, check=True).stdout
     text = (bundle / "SHA256SUMS").read_text()
     (bundle / "SHA256SUMS").write_text(re.sub(r"[0-9a-f]{64}  \./images.tar.gz\n", sums.replace("  ", "  ./"), text))
-    assert not holds(bundle, kit)  # whoever changes a file changes its sum as well, and cannot sign it
+    assert not holds(bundle, kit)  # an attacker can change the sum, too, but cannot sign it
 
 
 def test_a_bundle_signed_by_another_consortium_does_not_hold(signed: tuple[Path, Path], tmp_path: Path) -> None:

@@ -131,9 +131,9 @@ def test_without_it() -> None: ...
 def test_nine_tests_whose_shared_fixture_fails_print_its_error_once(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_shared.py").write_text(SHARED)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)  # without the plugins that cost seconds
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)  # its options leave out slow plugins
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    env = {name: value for name, value in os.environ.items() if name != "CI"}  # there pytest's summary is longer
+    env = {name: value for name, value in os.environ.items() if name != "CI"}  # with CI set, pytest's summary is longer
     done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "1 passed, 9 errors" in done.stdout
     assert done.stdout.count("E       RuntimeError: mmdebstrap is missing") == 1

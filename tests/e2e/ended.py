@@ -1,4 +1,4 @@
-"""Checks a study that has ended: server and hospitals booked the same charges, and an open release is the paper's."""
+"""Checks a study that has ended: server and hospitals booked the same, and an open release follows the paper."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def is_the_papers_release(study: Ended, *, codec: str) -> None:
     noise = np.concatenate(residuals)
     assert (
         0 < np.sum(noise**2) < len(noise) + 8 * math.sqrt(2 * len(noise)) + 20
-    )  # N(0, 1) each, within a chance of 1e-6
+    )  # each value is N(0, 1); this fails by chance once in a million
     assert terms.codec.name == codec
     assert study.workspace.codec().sha256 in json.dumps(study.certificate)
     assert (study.workspace.root / "bundle").exists()

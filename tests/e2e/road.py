@@ -134,7 +134,8 @@ def spellings(code: NDArray[np.int64]) -> tuple[bytes, ...]:
     raw = [code.astype(kind).tobytes() for kind in ("<i8", ">i8", "<i4", ">i4", "<f8", ">f8")]
     raw += [real.astype(kind).tobytes() for kind in ("<f8", ">f8", "<f4", ">f4")]
     texts = [separator.join(map(str, one.tolist())).encode() for one in (code, real) for separator in (",", ", ", " ")]
-    inside = [base64.b64encode(one[skip:])[2:-4] for one in raw[:2] for skip in range(3)]  # wherever it begins
+    # A code may begin at any byte of a base64 group.
+    inside = [base64.b64encode(one[skip:])[2:-4] for one in raw[:2] for skip in range(3)]
     return (*raw, *texts, *inside, *(one.hex().encode() for one in raw[:2]))
 
 

@@ -94,7 +94,7 @@ def test_the_report_has_what_was_promised(demo):
     for control in report["controls"].values():
         assert 0 <= control["dice"]["mean"] <= 1
         assert set(control["dice"]["per_class"]) == {"anterior", "posterior"}
-    assert len(report["teachers"]) == 2 * 8  # three of a hospital's 24 patients a teacher, as the planner recommends
+    assert len(report["teachers"]) == 2 * 8  # the planner recommends three patients for each teacher
     assert report["controls"]["zero_code"] == report["controls"]["public_only"]
     assert len({daemon["pid"] for daemon in report["daemons"]}) == len(report["daemons"]) == 5 + 3 * 2
     assert [site["codes_sent"] for site in report["sites"]] == [2, 2]

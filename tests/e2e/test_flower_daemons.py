@@ -181,7 +181,7 @@ def test_a_key_is_good_for_one_node_until_it_is_withdrawn(tmp_path: Path) -> Non
         assert "[code: 2004]" in expect_refused(group, federation.node("A", 2))
         group.stop(daemon)
         with pytest.raises(DaemonFailed, match="admitted the node 'A'"):
-            expect_refused(group, site)  # the check itself can fail
+            expect_refused(group, site)  # so the check itself can fail
 
         unregister_node(federation.server, node_id)
         assert "[code: 2004]" in expect_refused(group, site)
@@ -192,7 +192,8 @@ def test_keys_that_superlink_knows_already_keep_the_nodes_they_have_unless_they_
     with ProcessGroup() as group:
         server = start(group, tmp_path).server
         keys = {name: create_node_keys(tmp_path / name).public for name in ("A", "B")}
-        given = {name: register_node(server, key, name=name) for name, key in keys.items()}  # both approvals end here
+        # An interrupted command may end here.
+        given = {name: register_node(server, key, name=name) for name, key in keys.items()}
         assert {name: register_node(server, key, name=name) for name, key in keys.items()} == given
         unregister_node(server, given["A"])
         with pytest.raises(DaemonFailed, match="already in use"):
@@ -245,7 +246,7 @@ def test_a_foreign_bundle_meets_the_worker_s_policy_and_none_of_its_code_runs(tm
         status = finished(group, server, run)
         assert (status.status, status.outcome) == ("finished", "completed")
         facts = json.loads(out.read_text())
-        # Whatever the type of a message, its body goes to the worker; what is not a body comes back empty.
+        # Bodies of messages of every type go to the worker; a message without a body gets an empty answer.
         assert sorted(map(tuple, facts)) == sorted(
             (node, name, answer)
             for node, site in ids.items()
@@ -321,7 +322,7 @@ def test_no_flower_process_outlives_its_parent(tmp_path: Path, signum: signal.Si
         assert len(commands(tmp_path)) >= 5  # superlink, superexec, supernode, launcher, the ServerApp
         parent.send_signal(signum)
         parent.wait(600)
-    if signum == signal.SIGKILL:  # nobody is left to wait for them: Flower's own shutdown takes its time
+    if signum == signal.SIGKILL:  # the parent no longer waits for Flower's shutdown
         until(lambda: not commands(tmp_path), lambda: commands(tmp_path))
     assert commands(tmp_path) == []
 

@@ -1,7 +1,7 @@
 """Types the documents' commands (README, docs/deployment.md, docs/start) as a script, over real daemons.
 
-Every command is taken from the documents; what is exchanged in it is in :data:`EXCHANGED`. A command of theirs that is
-not typed is in :data:`ELSEWHERE` with the test that has it. Mistakes that people make stand where they make them.
+Every command is taken from the documents, with the words of :data:`EXCHANGED` replaced. :data:`ELSEWHERE` lists the
+documented commands that are not typed here, with the tests that type them. Common mistakes are typed, too.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def of_the_docs(beginning: str) -> str:
 
 @dataclass
 class Party:
-    """A person who types commands: the person's current folder, and the daemons that they started."""
+    """Acts as a person who types commands; holds the current folder and the daemons that the person started."""
 
     folder: Path
     typed: set[str]
@@ -228,7 +228,7 @@ def consortium(road: Road) -> None:
     shutil.rmtree(office.folder / "draft")
     assert "plan: " in office.type("study create trial")
     joint = "consilium study init joint --name joint --labels background,one --joint --queries 4 --quorum 3 --grid "
-    assert "joint" in office.wrong(joint + "16,16,16 --codec ball-ae")  # what cannot be run is refused when it is made
+    assert "joint" in office.wrong(joint + "16,16,16 --codec ball-ae")  # no study is created that could not run
     office.other(joint + "16,16,16")
     assert "`consilium study publish`" in office.wrong(
         "consilium codec fit joint --label-maps public/label-maps --sites 3"
@@ -245,7 +245,7 @@ def consortium(road: Road) -> None:
     assert "'hospital-4'" in office.wrong('consilium provision kit trial "hospital 4" --out kits/4')
     with socket.create_server(("", port)):
         log = office.start("server up trial", until="another program")
-    office.until(lambda: "server is up" in log.read_text(), log)  # once the port is free, and without anybody
+    office.until(lambda: "server is up" in log.read_text(), log)  # starts by itself once the port is free
     assert "already" in office.wrong("consilium server up trial")
     assert "`consilium study status`" in office.wrong("consilium study stop trial")
 
@@ -283,7 +283,7 @@ def hospital(road: Road, name: str) -> None:
         assert "send it request.json" in party.wrong("consilium site student pull --site-dir site")
     shutil.copy(party.folder / "site" / "request.json", office.folder / "request.json")
     printed = re.findall(r"SHA256:\S+", of_the_docs("provision approve trial"))[0]
-    if name == "north":  # the one in the document is somebody else's
+    if name == "north":  # the document's fingerprint is of another key
         assert "fingerprint" in office.wrong(office._words("provision approve trial", ()))
     office.type("provision approve trial", ("north", name), (printed, fingerprint))
     log = party.start("site up --site-dir site", until="connected: ")

@@ -1,6 +1,6 @@
 """Tests a sealed sum over real Flower daemons: hospitals that confirmed each other, and one that did not.
 
-The server's disk and memory are searched for the sites' codes, which it is never to have seen.
+The tests search the server's disk and memory for the sites' codes, which the server must never receive.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_those_who_confirmed_each_other_answer_everything_and_the_ledgers_agree(
         assert {entry.site for answer in ledger.answers(study) for entry in answer.roster} == set(NAMES[:-1])
         guarantee = ledger.study_spending(study).readings()[AccountantName.EXACT]
         spent = {name: ledger.spent(f"{name}/patients") for name in NAMES}
-    assert guarantee.epsilon < 8  # two draws are to spare
+    assert guarantee.epsilon < 8  # two spare draws are unused
     assert spent[STRANGER].mu_squared == 0
     for name, directory in road.sites.items():
         with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
@@ -135,7 +135,8 @@ def test_no_code_is_on_the_servers_disk_or_in_its_memory_after_the_release(road:
     assert not found_in((road.root / "one-reply").read_bytes(), codes)
     memory = (road.root / "memory").read_bytes()
     assert not found_in(memory, codes)
-    assert any(answer in memory for answer in road.answers().values())  # a sum it may know is found this way
+    # The search finds the sum, which the server may know.
+    assert any(answer in memory for answer in road.answers().values())
 
 
 def test_no_code_of_a_hospital_is_in_the_memory_of_any_daemon_but_its_own(road: Road) -> None:
@@ -145,4 +146,4 @@ def test_no_code_of_a_hospital_is_in_the_memory_of_any_daemon_but_its_own(road: 
     for daemon in road.federation.group.daemons:
         held[daemon.spec.label] = any(found_in(memory_of(pid), codes) for pid in sorted(daemon.members()))
     assert len(held) >= 5 + 3 * len(NAMES)
-    assert {label for label, found in held.items() if found} == {f"worker {NAMES[0]}"}  # there it is, and is found
+    assert {label for label, found in held.items() if found} == {f"worker {NAMES[0]}"}  # the search finds it there

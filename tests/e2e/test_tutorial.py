@@ -1,6 +1,6 @@
 """Types docs/tutorial.md: every command in its order, and checks the output that the page shows.
 
-A simulation of few steps stands for the page's, free ports for its ports, fresh fingerprints for its own.
+The test replaces the page's simulation by one of few steps, its ports by free ones, and its fingerprints by fresh ones.
 """
 
 from __future__ import annotations

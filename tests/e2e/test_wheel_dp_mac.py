@@ -1,8 +1,8 @@
 """Tests DP-MAC on real MRI from the built wheel in a fresh environment: killed, resumed, reported, charged
 correctly.
 
-Runs where the Decathlon's hippocampus task lies (fixture ``hippocampus``). The ε is held against an accountant of this
-file: the privacy loss of a subsampled Gaussian on a grid of its outputs, composed by fast Fourier transform.
+Needs the Decathlon's hippocampus task (fixture ``hippocampus``). The ε is compared with this file's own accountant,
+which composes the privacy loss of a subsampled Gaussian on a grid of its outputs by fast Fourier transform.
 """
 
 from __future__ import annotations

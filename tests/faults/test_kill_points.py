@@ -70,7 +70,7 @@ def core() -> Iterator[Callable[[Path, Path, str], int]]:
 
 @dataclass(frozen=True)
 class Ended:
-    """The facts about an ended study that must be the same whether or not a process was killed."""
+    """Holds the facts about an ended study that must be the same whether or not a process was killed."""
 
     rows: int
     spent: dict[str, Spend]
@@ -81,7 +81,7 @@ class Ended:
 
 @dataclass
 class Killed:
-    """A study on disk, with its workers behind sockets."""
+    """Holds a study on disk, with its workers behind sockets."""
 
     fed: Federation
     sockets: Path

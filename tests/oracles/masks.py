@@ -11,7 +11,7 @@ P = 2**255 - 19
 
 
 def hkdf(secret: bytes, info: bytes) -> bytes:
-    """Return 32 bytes; without a salt, which is then 32 zeros."""
+    """Return 32 bytes of HKDF-SHA256 without a salt, which then counts as 32 zeros."""
     extracted = hmac.digest(bytes(32), secret, "sha256")
     return hmac.digest(extracted, info + b"\x01", "sha256")
 

@@ -2,7 +2,7 @@
 by hand.
 
 The oracle calls the blocks one after another, with plain autograd, one patient and one block at a time; it knows
-nothing of hooks, vmap or surrogates. Each wrong version is a patch to the product's code and turns an oracle red.
+nothing of hooks, vmap or surrogates. Each wrong version is a patch to the product's code and makes an oracle fail.
 """
 
 from __future__ import annotations
@@ -396,7 +396,7 @@ def test_every_network_a_study_may_name_is_a_graph_in_which_every_weight_has_one
 
 
 class Odd(torch.nn.Module):
-    """Two convolutions, and one feature that keeps them from being a graph of blocks."""
+    """Combines two convolutions with one feature that keeps them from being a graph of blocks."""
 
     def __init__(self, what: str) -> None:
         super().__init__()

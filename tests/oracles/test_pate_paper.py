@@ -1,8 +1,8 @@
 """Tests the statements of Fay, Sjölund & Oechtering 2021 ("Private Learning for High-Dimensional Targets with
 PATE").
 
-Propositions, equations and printed slips, each checked by means other than the paper's proof. What the paper gets right
-holds our accountants to account; what it misprints is kept here so that nobody copies it.
+Each proposition, equation and misprint is checked by means other than the paper's proof. Our accountants must agree
+with the correct statements. The misprints are tested so that nobody copies them.
 """
 
 from __future__ import annotations

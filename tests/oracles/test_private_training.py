@@ -1,7 +1,7 @@
 """Tests which oracles a correct DP-SGD, DP-MAC and DP-BBB passes, and that wrong versions fail them.
 
-Each oracle is computed by another road than the code it judges: autograd, explicit matrices, adversarial search,
-closed forms. The wrong versions are patches to production code (``wrong_training``), and each turns its oracle red.
+Each oracle uses another method than the code that it judges: autograd, explicit matrices, adversarial search or closed
+forms. The wrong versions are patches to production code (``wrong_training``), and each makes its oracle fail.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def volume(n: int, *, patches: int = 2, seed: int = 0, grid: int = 8) -> tuple[t
     return x, torch.nn.functional.one_hot(torch.from_numpy(labels), 3).movedim(-1, 2).to(F64)
 
 
-# ---- oracles that a wrong version turns red --------------------------------------------------------------------------
+# ---- oracles that a wrong version must fail --------------------------------------------------------------------------
 
 
 def the_z_step_descends_the_whole_objective() -> None:
@@ -485,7 +485,8 @@ def test_the_first_step_of_adam_moves_every_coordinate_by_its_rate_against_its_g
     for moved, z, gradient in zip(made.coordinates(x, y), start, against, strict=True):
         there = gradient.abs() > 1e-6
         torch.testing.assert_close((moved - z)[there], -0.01 * gradient.sign()[there], rtol=1e-2, atol=0)
-        assert bool(there.any()) == (gradient is against[-1])  # from the forward pass only the last layer pulls
+        # After a forward pass only the last layer's gradient is not zero.
+        assert bool(there.any()) == (gradient is against[-1])
 
 
 def test_steps_of_second_order_follow_the_quadratic_of_a_linear_layer_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,7 +521,7 @@ def test_a_neighbour_moves_the_scaled_vector_by_at_most_one_and_nobody_elses_coo
     settings: dict[str, object], t: float | None
 ) -> None:
     x, y = examples(9, 4, 3)
-    x[4] *= 1e4  # someone far out
+    x[4] *= 1e4  # one outlier
     made = mac((4, 6, 5, 3), x, y, clip=0.05, t=t, **settings)
     for patient in (0, 4):
         rest = np.array([row for row in range(9) if row != patient])
@@ -575,7 +576,7 @@ def test_private_pca_without_noise_is_the_eigenbasis_and_whitens() -> None:
     overlap = np.abs(found.components.T @ vt[:3].T)
     np.testing.assert_allclose(overlap, np.eye(3), atol=1e-4)
     np.testing.assert_allclose((found.apply(rows) ** 2).mean(axis=0), 1, rtol=1e-3)
-    flat = np.tile([1.0, 0, 0, 0], (50, 1))  # an eigenvalue below the noise's own size, z·√4, is taken for it
+    flat = np.tile([1.0, 0, 0, 0], (50, 1))  # eigenvalues below the noise's size z·√4 count as z·√4
     scale = private_pca(flat, components=2, noise_multiplier=Fraction(4), noise=silent).scale
     np.testing.assert_allclose(scale, [1, (50 / 8) ** 0.5], rtol=1e-3)
 

@@ -1,7 +1,7 @@
 """Defines wrong versions of private training, as published or as often written, as patches to the product's
 code.
 
-Used by ``test_private_training``, where each must turn its oracle red.
+``test_private_training`` applies them; each must make its oracle fail.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from research import mlp, mlp_strategies, sensitivity
 def printed_hidden_bounds(weights: np.ndarray, *, t: float) -> sensitivity.LayerBounds:
     """Return the bounds of appendices E to G of the DP-MAC paper.
 
-    Two are not as printed, so that all compare with what is released here: b1 and b2 are printed squared, and appendix
-    G derives its bound for ∂²T, whose half is C, so it is halved. For C itself the printed number holds.
+    Two are changed so that all compare with what is released here. b1 and b2 are printed squared. Appendix G bounds
+    ∂²T, and C is half of it, so its bound is halved. As a bound for C itself, the printed number holds.
     """
     m, alpha, beta = sensitivity._checked(weights, t)
     columns = np.linalg.norm(weights, axis=0)

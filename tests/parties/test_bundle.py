@@ -1,9 +1,9 @@
 """Tests the offline bundle on two machines without this repository: a consortium and a hospital, each with
 its part.
 
-Each machine is a network namespace with a Docker engine of its own and default settings; one cable joins them. What a
-person types is typed here as docs/deployment.md says it. `make test-parties`; needs root, Docker, compose and iptables.
-With BUNDLE in the environment, a bundle that `make bundle` made there is taken.
+Each machine is a network namespace with a Docker engine of its own and default settings; one cable joins them. The
+commands are those of docs/deployment.md. `make test-parties`; needs root, Docker, compose and iptables. If BUNDLE is
+set, it names the folder of a bundle that `make bundle` made before.
 """
 
 from __future__ import annotations

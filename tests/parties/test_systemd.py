@@ -155,7 +155,7 @@ def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(mac
     assert status["answers"] == 4
     machine.consilium("verify", f"{STUDY}/ledger.sqlite")
 
-    # Its init starts again what is killed; what is stopped ends with status 0 and leaves nothing behind.
+    # systemd restarts a killed unit; a stopped unit ends with status 0 and leaves no process.
     machine.root("systemctl", "kill", "--signal", "KILL", NODE)
     until(lambda: machine.show(NODE, "NRestarts") == "1", "systemd starts the node again")
     machine.root("systemctl", "stop", NODE, WORKER, GATEWAY, SUPERLINK, CORE)

@@ -78,7 +78,7 @@ def test_every_number_is_the_printed_formulas_to_a_unit_in_the_last_place(batch:
         units = 1 if o.dtype != np.float64 else code.size + 32
         for value, exact in zip(code, printed(o), strict=True):
             unit = float(np.spacing(np.abs(np.asarray(float(exact), dtype=o.dtype))))
-            slack = abs(float(exact)) * (code.size + 32) * 2.0**-53  # the float64 work before shortening
+            slack = abs(float(exact)) * (code.size + 32) * 2.0**-53  # float64 rounding before the norm is shortened
             assert abs(mpmath.mpf(float(value)) - exact) <= units * unit + slack
 
 

@@ -195,7 +195,7 @@ def test_a_fit_is_300_steps_that_warm_up_and_end_at_nothing_the_linear_maps_a_th
     def decoder(weights: object, codes: torch.Tensor, *, coarse: tuple[int, ...]) -> torch.Tensor:
         return torch.zeros(len(codes), 1, *coarse) + 0 * codes.sum()
 
-    monkeypatch.setattr(torch.optim.Adam, "step", watched)  # rates depend on neither weights nor the decoder
+    monkeypatch.setattr(torch.optim.Adam, "step", watched)  # learning rates depend on neither weights nor decoder
     monkeypatch.setattr(ball_autoencoder, "log_ratio_change", decoder)
     trained(ratios=np.random.default_rng(0).normal(size=(6, 1, 4, 4, 4)))
     learned, linear = np.array(rates).T

@@ -45,13 +45,14 @@ def test_two_codes_differ_by_at_most_the_root_of_d_and_clipping_to_half_of_it_sa
 def test_codes_are_projections_and_decoding_adds_them_to_the_mean() -> None:
     codec, prediction = fitted(noise_std=1.0), soft(patients(1, seed=6)[0]).astype(np.float64)
     maps = np.stack([np.eye(LABELS)[m].transpose(3, 0, 1, 2) for m in patients(16, seed=1)])
-    np.testing.assert_allclose(codec.mean, maps.mean(axis=0), atol=1e-12)  # of the maps, not of their copies
+    # The mean over maps, not over augmented copies.
+    np.testing.assert_allclose(codec.mean, maps.mean(axis=0), atol=1e-12)
     rows = codec.basis.reshape(codec.dimension, -1).astype(np.float64)
     np.testing.assert_allclose(rows @ rows.T, np.eye(codec.dimension), atol=1e-5)
     code = codec.encode(prediction.astype(np.float32))
     np.testing.assert_allclose(code, rows @ (prediction - codec.mean).ravel(), atol=1e-4)
     recovered = (codec.mean.ravel() + rows.T @ code).reshape(codec.mean.shape)
-    inside = (recovered > 1e-3).all(axis=0)  # where nothing was cut
+    inside = (recovered > 1e-3).all(axis=0)  # where no value was cut off
     decoded = codec.decode(code, noise_std=0.0)
     np.testing.assert_allclose(decoded[:, inside], (recovered / recovered.sum(axis=0))[:, inside], atol=1e-5)
 

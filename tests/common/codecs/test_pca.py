@@ -83,7 +83,7 @@ def test_components_are_those_of_the_singular_value_decomposition() -> None:
     np.testing.assert_allclose(variances, (singular**2 / 12)[:5])
     np.testing.assert_allclose(np.abs((basis * rows[:5]).sum(1)), 1)
     np.testing.assert_allclose(basis @ basis.T, np.eye(5), atol=1e-12)
-    mirrored, _ = principal_components(-samples, most=5)  # a solver is free to choose a sign, so none is left to it
+    mirrored, _ = principal_components(-samples, most=5)  # the code fixes the sign, because solvers differ
     for rows in (basis, mirrored):
         assert (rows.max(axis=1) > -rows.min(axis=1)).all()
 

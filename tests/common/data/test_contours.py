@@ -41,7 +41,7 @@ def test_boxes_with_a_common_edge_on_voxel_centres_share_no_voxel_and_leave_none
     left, right, whole = box(2, 8, 3, 9), box(8, 15, 3, 9), box(2, 15, 3, 9)
     assert not (mask(left) & mask(right)).any()
     assert np.array_equal(mask(left) | mask(right), mask(whole))
-    noisy = left + np.random.default_rng(1).normal(0, 1e-6, left.shape)  # what the way from mm leaves
+    noisy = left + np.random.default_rng(1).normal(0, 1e-6, left.shape)  # rounding of the conversion from mm
     assert np.array_equal(mask(noisy), mask(left))
 
 

@@ -1,7 +1,7 @@
 """Tests odd and broken files against verdicts.toml, whose verdicts were written before the code.
 
-Odd ones are accepted, finite, with left on the left, and say what was put right; broken ones are refused with one
-reason and one remedy, and never with a patient's name.
+Odd files are accepted with finite values and left on the left, and the reading states what was corrected. Broken files
+are refused with one reason and one remedy, and never with a patient's name.
 """
 
 from __future__ import annotations

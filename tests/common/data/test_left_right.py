@@ -1,4 +1,4 @@
-"""Tests that left stays left for a known label in 48 orientations, four spacings and every layout, and back.
+"""Tests that left stays left for a known label in 48 orientations, four spacings and every layout, both ways.
 
 The oracle is the function that draws the patient. For any axes of the file, a voxel of the study's grid must have the
 value of this function at its position in mm.

@@ -1,8 +1,8 @@
 """Tests thousands of damaged files: each is refused or gives finite numbers, and none takes much time or
 memory.
 
-Nothing here says which of the two: a flipped bit in an intensity is a good file. What must not happen is a crash, a
-hang, a volume that is not finite, or a label the study does not have.
+The tests do not state which of the two happens, because a flipped bit in an intensity leaves a valid file. They forbid
+a crash, a hang, a volume that is not finite, and a label that the study does not have.
 """
 
 from __future__ import annotations

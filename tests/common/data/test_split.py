@@ -166,8 +166,8 @@ def test_a_case_that_no_site_could_use_is_dealt_to_nobody_and_one_without_a_labe
 
 
 def test_data_that_were_just_made_can_be_split_among_more_hospitals_than_they_name(tmp_path: Path) -> None:
-    """By default, `data synth` names one hospital in all cases. This name divides nothing, and the split does not write
-    it.
+    """By default, `data synth` names one hospital in all cases. Such a name does not divide the cases, and the
+    split does not write it.
     """
     made, out = tmp_path / "made", tmp_path / "out"
     runner = CliRunner()
@@ -225,7 +225,7 @@ def test_another_layout_becomes_one_file_a_case_in_the_datasets_own_numbers(tmp_
         files = {name: f"{name}-{i}.nii.gz" for name in ("T1", "FLAIR", "label")}
         for name, file in files.items():
             array = rng.integers(0, 2, (4, 4, 4)) * 7 if name == "label" else np.full((4, 4, 4), i + 10 * len(name))
-            array.flat[0] = 0  # an image of one value is none
+            array.flat[0] = 0  # an image with only one value is refused
             nib.save(nib.Nifti1Image(array.astype(np.uint8), np.eye(4)), tmp_path / file)
         lines.append(f"{files['T1']},{files['FLAIR']},{files['label']},patient-{i},case-{i}")
     (tmp_path / "cases.csv").write_text("\n".join(lines))

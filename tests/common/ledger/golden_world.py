@@ -182,7 +182,7 @@ def _server(folder: Path) -> Lines:
     with Ledger.open(path, signing_key=SERVER_KEY, clock=Ticking()) as ledger:
         release(ledger, study.id, "b3", range(1, 2))
         receipt = receipts_of(ledger, "aachen")[-1]
-        release(ledger, study.id, "b3", range(2, 3))  # of which no receipt arrives
+        release(ledger, study.id, "b3", range(2, 3))  # no receipt of this release arrives
     shutil.copy(folder / "older.sqlite", path)
     with Ledger.open(path, signing_key=SERVER_KEY, clock=Ticking(), restored=True) as ledger:
         ledger.recover([receipt])
@@ -217,7 +217,7 @@ def _site(folder: Path, server: Ledger) -> Lines:
             site.reserve(study.id, queries[1:2])
         site.decide(study.id, "resume")
         site.note("a remark")
-        for receipt in later:  # of queries never accepted here
+        for receipt in later:  # receipts of queries that this site never accepted
             with suppress(LedgerCorrupt):
                 site.record_receipt(receipt, public_key=NEXT_KEY.public_key())
         site.recover(server.ledger_id)

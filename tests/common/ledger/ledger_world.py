@@ -280,7 +280,7 @@ def both_recover(world: World, site: Hospital, receipts: Iterable[Receipt]) -> N
 
 
 def deliver(world: World, site: Hospital, *, in_spite_of: tuple[type[Exception], ...] = ()) -> None:
-    """Deliver to the site each receipt that it lacks; after a refusal in ``in_spite_of`` the next one follows."""
+    """Deliver to the site each receipt that it lacks; continue after an error in ``in_spite_of``."""
     for receipt in receipts_of(world.ledger, "aachen", after=site.ledger.held(world.ledger.ledger_id).seq):
         with suppress(*in_spite_of):
             take(world, site, receipt)

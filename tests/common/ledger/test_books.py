@@ -148,13 +148,13 @@ def test_old_receipts_cost_a_sites_books_no_more_than_the_queries_do(
         receipts = receipts_of(world.ledger, "aachen")
 
         def accept(count: int) -> None:
-            for receipt in receipts[:count]:  # those that it has already change nothing
+            for receipt in receipts[:count]:  # receipts that it already has change nothing
                 site.ledger.record_receipt(receipt, public_key=world.key.public_key())
 
         assert kept(accept, early=40, late=80) < 5 * 500
 
 
-# --- what was charged stays so
+# --- charges stay
 
 
 def test_many_queries_are_answered_as_before_and_cost_nothing_a_second_time_also_after_a_restart(
@@ -223,7 +223,7 @@ def test_a_code_whose_row_was_altered_with_it_is_refused_while_the_ledger_is_ope
     row = [row for row in site.ledger.rows() if row.kind == "code"][1]
     data = (CODE + 1).astype("<i8").tobytes()
     altered(site.path, row, "site", query_id=asked[1].id, data=data, old=sha256_bytes(CODE.astype("<i8").tobytes()))
-    for query in (asked[1], asked[0]):  # nor is any other given: the file is not what it was
+    for query in (asked[1], asked[0]):  # other codes are refused too, because the file has changed
         with pytest.raises(LedgerCorrupt):
             site.ledger.code(query.id)
     with pytest.raises(LedgerCorrupt):

@@ -45,7 +45,7 @@ def test_a_standing_of_0_1_0_is_read_and_a_newer_one_contains_the_same_fields(
         "patients",
         "sealing_keys",
         "signature",
-    }  # the head is of the newest row, no more of the newest charge
+    }  # the head is now that of the newest row, formerly that of the newest charge
     for name, value in json.loads(path.read_text()).items():
         if name not in since:
             assert value == json.loads(GOLDEN[f"{role} standing"])[name]

@@ -195,7 +195,7 @@ def test_looser_caps_that_were_replaced_do_not_come_back_with_an_older_site_toml
         with pytest.raises(InvalidInput, match=r"newest site\.toml"):
             SiteLedger.open(site.path, "aachen-mri", caps=caps, clock=site.clock, restored=True)
     site.reopen(replace(wide, queries_per_day=999))
-    site.reopen(tight)  # tighter ones may come back
+    site.reopen(tight)  # tighter caps may come back
     assert verify(site.path).ok
 
 
@@ -376,7 +376,7 @@ def test_a_server_that_dropped_its_last_rows_is_caught(world: World, site: Hospi
     answered(world, site, "b1", 1)
     old = ledger_world.saved(world, tmp_path / "old")
     answered(world, site, "b2", 2, 3)
-    ledger_world.rolled_back(world, old)  # the machine was rolled back as a whole: sites alone can tell
+    ledger_world.rolled_back(world, old)  # the whole machine was rolled back, so only the sites can notice
     assert world.ledger.spent("aachen-mri").releases == 1, "the restored server knows nothing of batch b2"
     receipt = run_batch(world, site, "b4", 4)
     assert_alarm(site, world, receipt, "rolled back or forked")
@@ -430,7 +430,7 @@ def test_two_sites_that_know_other_sides_of_a_restore_read_what_to_do_and_both_h
 ) -> None:
     answered(world, site, "b1", 1)
     copy = ledger_world.saved(world, tmp_path / "copy")
-    answered(world, site, "b2", 2)  # lost with the newer rows: only this site has its receipt
+    answered(world, site, "b2", 2)  # the server loses this release, and only this site has its receipt
     ledger_world.rolled_back(world, copy)
     world.release(queries(3), batch="b3")
     theirs = receipts_of(world.ledger, "bergen")  # the other site knows only the rows after the restore
@@ -502,7 +502,7 @@ def test_after_an_alarm_a_person_lets_the_site_go_on_but_not_for_less(
 
 
 def test_receipts_that_contradicted_are_handed_over_for_a_recovery(world: World, site: Hospital) -> None:
-    """These receipts charge, too: releases made before anybody knew of the rollback must not be forgotten."""
+    """These receipts are charged too, because they show releases made before anybody noticed the rollback."""
     known = answered(world, site, "b1", 1)
     world.release(queries(9), batch="b2")
     contradicts = receipt_for(world, "b2")
@@ -521,7 +521,7 @@ def test_what_was_released_between_a_rollback_and_its_discovery_stays_owed(
     ledger_world.rolled_back(world, old)
     with pytest.raises(LedgerCorrupt):
         answered(world, site, "b2", 2)
-    ledger_world.rolled_back(world, old)  # and so b2 is forgotten too
+    ledger_world.rolled_back(world, old)  # the server forgets b2, too
     for receipts, batch, number in ((site.ledger.receipts(), "b3", 3), (site.ledger.receipts(evidence=True), "b4", 4)):
         both_recover(world, site, receipts)
         receipt = run_batch(world, site, batch, number)
@@ -538,7 +538,7 @@ def test_what_was_released_between_a_rollback_and_its_discovery_stays_owed(
 def test_a_query_that_only_contradicting_receipts_show_is_charged_again_when_it_is_asked_again(
     world: World, site: Hospital, tmp_path: Path, late: bool
 ) -> None:
-    """Late: the receipt arrives after the person's recovery, so it raises no alarm."""
+    """With ``late``, the receipt arrives after the person's recovery, so it raises no alarm."""
     old = ledger_world.saved(world, tmp_path / "old")
     answered(world, site, "b1", 1)
     ledger_world.rolled_back(world, old)
@@ -562,7 +562,7 @@ def test_a_query_that_only_contradicting_receipts_show_is_charged_again_when_it_
 def test_a_release_is_charged_though_its_receipt_comes_after_that_of_a_second_release_of_the_query(
     world: World, site: Hospital, tmp_path: Path, late: bool
 ) -> None:
-    """Late: the receipt arrives after a person's recovery, so it raises no alarm."""
+    """With ``late``, the receipt arrives after a person's recovery, so it raises no alarm."""
     old = ledger_world.saved(world, tmp_path / "old")
     told = run_batch(world, site, "b1", 1)
     ledger_world.rolled_back(world, old)  # nobody notices, so the query is asked again
@@ -837,7 +837,7 @@ def test_invented_losses_of_the_server_charge_a_site_at_most_one_loss_beyond_its
 
 
 def test_after_an_alarm_was_ended_invented_losses_are_bounded_as_before(world: World, site: Hospital) -> None:
-    """A person who ends an alarm agrees to the server's rollback, not to any sum. A raised cap agrees to more."""
+    """A person who ends an alarm accepts the server's rollback, but only a bounded charge. A raised cap allows more."""
     first = answered(world, site, "b1", 1)
     site.ledger.recover(first.ledger_id)
     second = run_batch(world, site, "b2", 2).releases[0].release
@@ -867,7 +867,8 @@ def test_receipts_that_are_paid_for_fill_the_disk_up_to_one_limit(
     assert (site.ledger.row_count, site.ledger.alarms()) == (rows, ())
     site.reopen()
     take(world, site, continued(world, first, [second]))
-    site.ledger.reserve(world.study.id, queries(3))  # a site whose receipts are full is not barred
+    # A site that can store no more such receipts may still accept queries.
+    site.ledger.reserve(world.study.id, queries(3))
 
 
 def test_contradicting_receipts_of_many_days_are_stored_up_to_one_limit(
@@ -1171,7 +1172,8 @@ def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
     spent = site.ledger.spent()
     put_back(site, tmp_path / "copy")
     reopen_restored(site)
-    with pytest.raises(LedgerCorrupt, match="never accepted"):  # before the loss is charged it contradicts the copy
+    # The receipt contradicts the copy until the loss is charged.
+    with pytest.raises(LedgerCorrupt, match="never accepted"):
         take(world, site, lost[0])
     site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
     site.reopen()

@@ -358,7 +358,7 @@ def test_the_number_of_noisy_coordinates_is_limited(tmp_path: Path) -> None:
     room = MAX_POOL_COORDINATES // wide.dimension
     world = World.create(tmp_path)
     with world.ledger as ledger:
-        # the totals of all but the last release are put there by hand: 16 answers of 8 MiB say no more
+        # The totals of all but the last release are set by hand, because 16 answers of 8 MiB would test nothing more.
         books = ledger._books
         for site in SITES:
             books._spent[f"{site}-mri"] = Spend(Fraction(1, 2**20), room - 1, (room - 1) * wide.dimension)
@@ -750,14 +750,14 @@ def test_rows_appended_by_another_process_are_no_rewriting_and_checking_them_tak
     monkeypatch.setattr(chain.Chain, "check_rows", takes_a_second)
     monkeypatch.setattr(base_ledger, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for number in range(5):
-        world.release(queries(number), batch=f"b{number}")  # who writes alone has nothing to look at
+        world.release(queries(number), batch=f"b{number}")  # a lone writer has no new rows to check
     assert looks == [0]
     with Ledger.open(world.path, signing_key=world.key) as other:
         opened = looks[0]
         for number in range(5, 9):
             world.release(queries(number), batch=f"b{number}")
             assert other.row_count == world.ledger.row_count
-        assert looks[0] - opened <= 2  # each of the two once in half a minute
+        assert looks[0] - opened <= 2  # each of the two ledgers checks once in half a minute
         now[0] += 31.0
         world.release(queries(9), batch="b9")
         assert other.row_count == world.ledger.row_count

@@ -134,7 +134,7 @@ def test_every_change_to_any_stored_value_is_detected(finished: World) -> None:
                     report = check(finished, path)
                     assert not report.ok, (table, column, seq, change)
                     assert report.first_bad_row is not None
-                    # a changed row number shows where it is missing; what is beyond the end, as surplus
+                    # A changed row number leaves a gap at the old one, or a surplus row beyond the end.
                     assert report.first_bad_row <= seq or column == "seq", (table, column, seq, change)
                     tried += 1
     print(f"{tried} changed values, all detected")

@@ -202,7 +202,8 @@ def test_a_roster_taken_from_a_receipt_or_changed_on_the_way_is_refused_without_
             take(world, site, replace(receipt, rosters=rosters))
     assert site.ledger.alarms() == ()
     assert [row.kind for row in site.ledger.rows()].count("receipt") == 0
-    take(world, site, replace(receipt, rosters=(RosterRecord(others), *shown)))  # what is not the server's is not heard
+    # Rosters that the server has no row for are ignored.
+    take(world, site, replace(receipt, rosters=(RosterRecord(others), *shown)))
     assert site.ledger._books.rosters.keys() == {shown[0].id}
 
 
@@ -492,6 +493,6 @@ def test_a_site_that_missed_the_lost_receipts_is_shown_a_recovered_roster(world:
     for receipt in receipts:
         take(world, site, Receipt.parse(receipt.render()))
     assert verify(site.path, server_key=world.key.public_key()).ok
-    lost = 2  # the site cannot know whether the server drew these again for what it paid once
+    lost = 2  # the site cannot know whether the server drew these again
     assert world.ledger.spent("aachen-mri").releases == 4
     assert site.ledger.spent().releases == 4 + lost

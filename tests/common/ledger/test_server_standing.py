@@ -282,7 +282,7 @@ def test_the_command_recovers_from_a_standing_alone_and_restores_pools_declared_
     world.release([make_query(1, MECHANISM)])
     put_back(world, tmp_path / "monday.sqlite")
     kept = tmp_path / "kept.standing"
-    shutil.move(world.path.with_suffix(".standing"), kept)  # lay elsewhere
+    shutil.move(world.path.with_suffix(".standing"), kept)  # it was kept on another disk
     done = typed(app, "recover", world.path, "--key", tmp_path / "ledger.key", "--standing", kept)
     assert f"pool {POOL}: 1 " in done.stdout
     with Ledger.open(world.path, signing_key=key) as ledger:
@@ -840,7 +840,7 @@ def test_a_pool_that_a_blind_recovery_did_not_know_is_refused_with_the_way_that_
     without_standing(world, tmp_path / "monday.sqlite")
     recover = partial(recover_charges, path, signing_key=world.key, receipts=(), standing=None, studies=())
     assert recover(charge_all=True).pools == ()
-    for copy in (None, tmp_path / "monday.sqlite"):  # the second time, the standing tells of the blind recovery
+    for copy in (None, tmp_path / "monday.sqlite"):  # the second time, the standing shows that everything was charged
         if copy is not None:
             put_back(world, copy)
             recover()

@@ -97,7 +97,7 @@ def test_another_process_sees_at_once_whom_this_one_confirmed(tmp_path: Path) ->
             worker.distrust_peer(STUDY.id, "south")
             assert writer.peers(STUDY.id) == reader.peers(STUDY.id) == {}
         writer.confirm_peer(STUDY.id, Peer("south", A))
-        with pytest.raises(InvalidInput, match="south"):  # by the other's row, which it had not read
+        with pytest.raises(InvalidInput, match="south"):  # the other process's row refuses it
             worker.confirm_peer(STUDY.id, Peer("west", A))
 
 

@@ -69,7 +69,8 @@ def test_rotate_mirror_leaves_half_of_the_samples_and_turns_or_mirrors_the_other
         moved, labels = transform(before, truth, seed)
         image, target = moved.numpy(), labels.numpy()
         np.testing.assert_allclose(target.sum(axis=0), 1, atol=1e-4)
-        assert image[0][target[1] > 0.9].mean() > image[0][target[2] > 0.9].mean() + 3  # both were moved alike
+        # Image and labels were moved alike.
+        assert image[0][target[1] > 0.9].mean() > image[0][target[2] > 0.9].mean() + 3
         if np.array_equal(image, before.numpy()):
             kept += 1
         elif any(np.array_equal(image, flip) for flip in flips):

@@ -261,7 +261,7 @@ def test_every_way_in_which_monai_runs_a_bundle_has_the_weights_and_gives_the_sa
     given |= {"bundle_root": bundle, "dataset_dir": scan.parent, "output_dir": tmp_path / "predictions"}
     words = {name: str(value) for name, value in given.items()} | {"workflow_type": "inference"}
     if way == "run":
-        with pytest.warns(UserWarning, match="a source you trust"):  # MONAI says so of every bundle
+        with pytest.warns(UserWarning, match="a source you trust"):  # MONAI warns so about every bundle
             monai.bundle.run(**words)
     elif way == "workflow":
         workflow.initialize()
@@ -286,7 +286,7 @@ def test_the_metadata_lists_what_monais_own_tools_need(bundle: Path) -> None:
 
 
 def test_monai_loads_the_students_weights_by_the_bundles_name(bundle: Path, model: torch.nn.Module) -> None:
-    with pytest.warns(UserWarning, match="a source you trust"):  # MONAI says so of every bundle
+    with pytest.warns(UserWarning, match="a source you trust"):  # MONAI warns so about every bundle
         loaded = monai.bundle.load(
             name=bundle.name, bundle_dir=str(bundle.parent), source="github", workflow_type="inference", device="cpu"
         )

@@ -129,7 +129,8 @@ def test_a_named_network_maps_the_grid_by_its_seed_alone_and_can_be_trained_priv
     both = made(image)
     assert both.shape == (2, 3, 32, 32, 16)
     assert all(torch.isfinite(parameter).all() for parameter in made.parameters())
-    torch.testing.assert_close(made(image[:1]), both[:1], rtol=1e-3, atol=1e-4)  # no patient sees another
+    # No patient's output depends on another patient.
+    torch.testing.assert_close(made(image[:1]), both[:1], rtol=1e-3, atol=1e-4)
     target = torch.softmax(torch.randn(2, 1, 3, 32, 32, 16), dim=2)
     slow, fast = (
         way(segmentation_loss(made, soft_dice_ce))(plain_weights(made), image[:, None], target)[0]

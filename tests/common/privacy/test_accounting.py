@@ -190,7 +190,7 @@ def test_rdp_at_the_librarys_orders_is_dp_accountings_to_the_last_bit(log_mu: fl
     assert accounting._best_order(both, mu, delta, by=math) == ours.get_epsilon(delta)
 
 
-RDP_LIMITS = {  # as release 0.2.0 computed them on an x86-64 machine with AVX-512: studies have begun with these
+RDP_LIMITS = {  # computed by release 0.2.0 on an x86-64 machine with AVX-512; existing studies depend on them
     (8.0, 1e-5): Fraction(177220540159313135, 2**56),
     (3.0, 1e-6): Fraction(13335687446391493, 2**55),
     (0.5, 1e-3): Fraction(10408002300794277, 2**58),

@@ -48,7 +48,7 @@ def test_a_written_epsilon_is_never_below_the_true_one_and_no_further_above_than
     written, true = Fraction(text), Fraction(repr(epsilon))  # the shortest decimal that names the float64
     step = unit_of_the_last_digit(true, digits)
     assert written >= true
-    assert written - step < true  # the least multiple of the last digit that will do
+    assert written - step < true  # no smaller multiple of the last digit is an upper bound
     assert (written / step).denominator == 1
 
 

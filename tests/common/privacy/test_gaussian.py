@@ -100,7 +100,7 @@ def kolmogorov_distance(draws: np.ndarray, std: float) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("std", [Fraction(3), Fraction(2**17), Fraction(2**28)])
 def test_a_kolmogorov_test_accepts_sigma_and_rejects_three_per_cent_off(std: Fraction) -> None:
-    draws = rounded_gaussian(600_000, std)  # at this number 3 % off passes once in e^17
+    draws = rounded_gaussian(600_000, std)  # with so many draws, σ that is 3 % off passes once in e^17 tests
     limit = math.sqrt(math.log(2 / 1e-6) / 2 / draws.size)  # Dvoretzky–Kiefer–Wolfowitz–Massart
     assert kolmogorov_distance(draws, float(std)) < limit
     assert kolmogorov_distance(draws, float(std) * 0.97) > limit
@@ -147,7 +147,7 @@ def test_the_fast_and_the_exact_path_give_the_same_number_for_the_same_bits(std:
     fast = gaussian._block(words, std, os.urandom)
     exact = [gaussian._settle(int(w) >> 1, std, os.urandom) * (-1 if int(w) & 1 else 1) for w in words]
     differing = int((fast != exact).sum())
-    # bits beyond the 64th are fresh in each path, so a boundary inside a sample's interval may part them (σ = 2^40)
+    # Each path draws its own bits beyond the 64th. They may differ if a boundary lies inside an interval (σ = 2^40).
     assert differing == 0 if std <= 2**20 else differing <= 2
 
 

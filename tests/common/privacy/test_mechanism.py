@@ -1,4 +1,4 @@
-"""Tests that the numbers of a mechanism fit every reader."""
+"""Tests that a mechanism's numbers fit every program that reads them."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def no_clip(patch: pytest.MonkeyPatch) -> StudyUnderAudit:
 def half_the_queries_budgeted(patch: pytest.MonkeyPatch) -> StudyUnderAudit:
     real = calibration.calibrate
     patch.setattr(audit_module, "calibrate", lambda **plan: real(**{**plan, "queries": plan["queries"] // 2}))
-    honest = accounting.admits  # and a filter that counts every charge at half its cost
+    honest = accounting.admits  # the filter counts every charge at half its cost
     patch.setattr(audit_module, "admits", lambda spent, request, limit: honest(spent / 2, request / 2, limit))
     return study()
 
@@ -220,7 +220,7 @@ def test_at_epsilon_one_and_a_half_the_tests_of_the_noise_see_what_the_pairs_mos
             report = run(weaker_noise(Fraction(4, 5), epsilon=1.5)(patch), all_tests=True)
         assert {"spectrum over queries", "spectrum over coordinates", "noise distribution"} <= set(report.alarms)
         seen += report.mu_lower_bound > report.study.claimed_mu
-    assert seen <= times // 2  # of four, more happens once in 100,000 such tests; of two, once in 5,600
+    assert seen <= times // 2  # more happens by chance in one test of 100,000 for four audits, of 5,600 for two
 
 
 def test_a_service_that_answers_one_query_too_many_is_caught() -> None:
@@ -249,7 +249,7 @@ def test_the_bound_on_mu_is_valid_at_its_confidence_and_close_below() -> None:
 
 def test_the_bound_separates_twenty_per_cent_at_the_audits_size() -> None:
     caught = [mu_lower_bound(*gaussian_pair(2.083 / 0.8, 2000, s), confidence=0.9995) > 2.083 for s in range(40)]
-    assert np.mean(caught) > 0.6  # one pair alone; an audit has three, and the tests of the noise
+    assert np.mean(caught) > 0.6  # for one pair; an audit has three pairs and the tests of the noise
 
 
 def test_perfectly_separated_worlds_give_a_large_finite_bound_and_identical_ones_none() -> None:

@@ -333,8 +333,9 @@ REAL: dict[str, tuple[int, ...]] = {
 """Which calls take 1.5; the others take counts, shares of one or rationals."""
 
 ANY_KIND = {
-    *(("recommend.recommend", 1), ("recommend.recommend", 2)),  # None: as many as the recommendation finds
-    *(("recommend.recovered_share", 0), ("recommend.predicted_gain", 0), ("coalitions.against_whom", 1)),  # ours
+    *(("recommend.recommend", 1), ("recommend.recommend", 2)),  # None lets the recommendation choose
+    # Set by our own code.
+    *(("recommend.recovered_share", 0), ("recommend.predicted_gain", 0), ("coalitions.against_whom", 1)),
 }
 
 PAST_A_LIMIT: dict[str, Callable[[], object]] = {
@@ -356,15 +357,15 @@ PAST_A_LIMIT: dict[str, Callable[[], object]] = {
 }
 
 TAKES_NO_NUMBER = {
-    "patient_guarantee.Training",  # what a site's record says
+    "patient_guarantee.Training",  # read from a site's record
     "patient_guarantee.Trainings",
-    "consent.group_sentence",  # from guarantees that were checked
+    "consent.group_sentence",  # takes checked guarantees
     "coalitions.coalition_sentences",
     "coalitions.spare_sentence",
     "coalitions.trade_sentences",
-    "study_mechanism.sealed_sentences",  # from terms that were checked
+    "study_mechanism.sealed_sentences",  # takes checked terms
     "study_mechanism.pool_sentence",
-    "study_mechanism.usual_pool_epsilon",  # of a budget, which was checked
+    "study_mechanism.usual_pool_epsilon",  # takes a checked budget
     "patient_guarantee.of_each_patient",
     "patient_guarantee.combine",
     "patient_guarantee.worst",
@@ -372,7 +373,7 @@ TAKES_NO_NUMBER = {
     "training.Neighbours",
     "training.TrainingGuarantee",
     "audit.AuditFinding",
-    "audit.AuditOutcome",  # what an audit answers
+    "audit.AuditOutcome",  # an audit's result
     "audit.AuditReport",
     "checks.check_kind",
     "mechanism.Unit",
@@ -380,16 +381,16 @@ TAKES_NO_NUMBER = {
     "mechanism.AccountantName",
     "mechanism.Protection",
     "planner.PlanVerdict",
-    "planner.SpectrumErrors",  # what the planner answers
+    "planner.SpectrumErrors",  # the planner's result
     "planner.Plan",
     "recommend.Recommendation",
-    "recommend.protocol_for",  # ways to ask and to train, which shape no guarantee
+    "recommend.protocol_for",  # chooses protocol and training, on which no guarantee depends
     "recommend.training_for",
-    "recommend.check_voters",  # of numbers that recommend and plan check
+    "recommend.check_voters",  # takes numbers that recommend and plan check
     "study_mechanism.usual_verdicts",
-    "study_mechanism.mean_noise_std",  # of a study, and of sites that it checks
-    "codec_spread.codec_stds",  # a study's directory
-    "public_shapes.public_shapes",  # label maps, which whoever reads them has checked
+    "study_mechanism.mean_noise_std",  # takes a study, and checks the number of sites
+    "codec_spread.codec_stds",  # takes a study's directory
+    "public_shapes.public_shapes",  # takes label maps that their reader has checked
     "public_shapes.mean_shape_dice",
     "public_shapes.codec_of",
     "public_shapes.halves",

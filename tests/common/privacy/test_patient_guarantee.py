@@ -120,7 +120,7 @@ def test_a_patient_costs_what_its_exchanged_hospital_costs_and_nothing_while_not
     for unit in Unit:
         assert of_each_patient(Guarantee(4.0, 1e-5, "rdp", Protection(unit, ONE))).epsilon == 4.0
     assert of_each_patient(Guarantee(0.0, 1e-5, "exact", Protection(Unit.HOSPITAL, OUT))).epsilon == 0.0
-    with pytest.raises(InvalidInput):  # a group's ε says nothing of a patient
+    with pytest.raises(InvalidInput):  # a group's ε is no bound for one patient
         of_each_patient(Guarantee(4.0, 1e-5, "exact", Protection(Unit.HOSPITAL, OUT), group=2))
 
 

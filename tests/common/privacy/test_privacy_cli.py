@@ -201,7 +201,7 @@ def test_the_examples_in_the_help_run(app: typer.Typer, tmp_path: Path, monkeypa
     write_phantoms(tmp_path / "validation", cases=4, seed=0)
     rehearsed = Rehearsal(
         3, (0.7, 0.72, 0.69, 0.71), (0.5, 0.51, 0.5, 0.5)
-    )  # minutes of training; it has its own tests
+    )  # a rehearsal takes minutes and has its own tests
     monkeypatch.setattr("server.protocols.rehearsal.rehearse", lambda *_, **__: rehearsed)
     for example in examples_of(app):
         arguments = example.replace("study.toml", str(tmp_path / "study.toml")).split()[2:]
@@ -209,7 +209,7 @@ def test_the_examples_in_the_help_run(app: typer.Typer, tmp_path: Path, monkeypa
         folders = {"split/public/label-maps": maps, "split/validation": tmp_path / "validation"}
         arguments = [str(folders.get(a, a)) for a in arguments]
         quick: tuple[str, ...] = ()
-        if app is audit_app:  # of two values given the last counts
+        if app is audit_app:  # the last of two values counts
             quick = ("--runs", "20", "--draws", "1", "--dimension", "8")
             quick += () if "--study" in arguments else ("--hospitals", "2", "--rounds", "2")
         assert call(app, *arguments, *quick)[0] == 0

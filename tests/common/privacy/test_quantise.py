@@ -86,8 +86,7 @@ def test_inside_the_ball_quantising_is_truncation_towards_zero(code: np.ndarray)
 @settings(max_examples=150)
 @given(code=codes(), radius_int=st.integers(1, (1 << 40) - 1))
 def test_norms_never_grow_through_clip_and_quantisation(code: np.ndarray, radius_int: int) -> None:
-    """In exact rationals, ‖q‖·2⁻¹⁶ ≤ ‖clip(x)‖ ≤ min(C, ‖x‖). ‖x‖ allows for float64's rounding of the norm; the radius
-    allows for none.
+    """In exact rationals, ‖q‖·2⁻¹⁶ ≤ ‖clip(x)‖ ≤ min(C, ‖x‖).
 
     ‖x‖ allows for float64's rounding of the norm; the radius allows for none.
     """
@@ -186,7 +185,7 @@ def test_the_norm_test_judges_int64_vectors_only(code: np.ndarray) -> None:
 
 
 class Subclass(np.ndarray):
-    """An array whose methods may differ from numpy's."""
+    """Stands for an array whose methods may differ from numpy's."""
 
 
 def test_a_masked_array_cannot_hide_a_value_from_the_norm_test() -> None:

@@ -96,7 +96,7 @@ def test_the_window_is_the_mean_shapes_place_and_nowhere_nothing() -> None:
 
 
 def test_a_structure_that_is_found_nowhere_says_nothing(encoder: AppearanceEncoder, frame: Frame) -> None:
-    flat = np.full((3, *GRID), 1 / 3, dtype=np.float32)  # nobody's prediction
+    flat = np.full((3, *GRID), 1 / 3, dtype=np.float32)  # no class is predicted anywhere
     codes = np.stack([encoder.of_volume(flat, lambda: volume(0)[1])] * 2)
     np.testing.assert_allclose(encoder.of_voter(codes), 0, atol=1e-12)
 

@@ -148,7 +148,8 @@ def test_after_two_rounds_the_estimate_is_the_posterior_of_both_observations() -
     full = full.reshape(len(first.basis), -1)
     prior = full.T @ np.diag(first.variances) @ full
     rows = np.concatenate([dense_basis(first), dense_basis(second)])
-    moved = dense_basis(second) @ (second.centre - first.centre).ravel()  # the second is told relative to its centre
+    # The second round is measured from its own centre.
+    moved = dense_basis(second) @ (second.centre - first.centre).ravel()
     values = np.concatenate([one.value, two.value + moved])
     noise = np.diag(np.concatenate([one.variance, two.variance]))
     oracle = first.centre.ravel() + prior @ rows.T @ np.linalg.solve(rows @ prior @ rows.T + noise, values)

@@ -112,7 +112,7 @@ def test_no_field_takes_free_text(event: str, text: str, data: st.DataObject) ->
     record = log_record(FoundEvent(event, TIME, facts), party=party, name="n", source="s", position=1)
     VALID.validate(record)
     spoiled = data.draw(st.sampled_from(sorted(facts))) if facts else "patient"
-    with pytest.raises(InvalidInput):  # a space is in no form, as it is in every sentence and most names
+    with pytest.raises(InvalidInput):  # no form allows a space, which sentences and names contain
         log_record(
             FoundEvent(event, TIME, facts | {spoiled: f"{text} {PATIENT}"}),
             party=party,
@@ -264,7 +264,7 @@ def test_a_log_that_was_rotated_is_read_to_its_end_first(tmp_path: Path) -> None
     assert [record["pid"] for record in sink.records] == [1, 2, 3, 4]
 
 
-# --- what of a patient could slip in
+# --- nothing about a patient
 
 
 def test_nothing_that_a_site_wrote_about_a_patient_is_in_a_line(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_nothing_that_a_site_wrote_about_a_patient_is_in_a_line(tmp_path: Path) 
     path, key = tmp_path / "site-ledger.sqlite", create_signing_key(tmp_path / "key")
     chain = Chain.create(path, role="site", genesis={"site": "n"}, signing_key=key, clock=utc_now)
     append(chain, {"text": PATIENT})
-    append(chain, json.loads(bodies("site")["patient"]) | {"text": PATIENT})  # no record of any kind
+    append(chain, json.loads(bodies("site")["patient"]) | {"text": PATIENT})  # a body that fits no kind
     chain.close()
     log, stamp = tmp_path / "worker.log", "2026-11-24 12:00:00,000"
     log.write_text(
@@ -399,7 +399,7 @@ def test_a_syslog_server_over_tcp_gets_rfc_5424_by_length_also_after_it_was_away
             while (one := self.rfile.read(1)) not in (b" ", b""):
                 length += one
             received.append(self.rfile.read(int(length)))
-            came.set()  # and hangs up
+            came.set()  # the handler then closes the connection
 
     with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

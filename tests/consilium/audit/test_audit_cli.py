@@ -45,7 +45,7 @@ def test_both_parts_are_reported_and_production_as_it_is_ends_with_zero() -> Non
     assert {name: report["exceeded"] for name, report in data.items()} == {"service": False, "memory": False}
     service = data["service"]
     assert (service["hospitals"], service["queries"], service["dimension"], service["joint"]) == (2, 2, 8, True)
-    assert service["claimed_mu"] == pytest.approx(2.0832736, rel=1e-7)  # of (8, 1e-3), by any table
+    assert service["claimed_mu"] == pytest.approx(2.0832736, rel=1e-7)  # μ of (8, 1e-3), as in published tables
     assert {"summary", "runs", "confidence"} <= service.keys()
     assert logging.getLogger("client").getEffectiveLevel() == logging.WARNING, "warnings are heard again after an audit"
 

@@ -252,7 +252,7 @@ def coarse(patch: Patch) -> None:
 
 
 class Kept(release.CodeSum):
-    """A sum that keeps the codes, which it should not."""
+    """Keeps the codes of a sum, unlike the class that it replaces."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -504,7 +504,7 @@ def masks_of_no_query(patch: Patch) -> None:
 
 @dataclass(frozen=True)
 class Mutation:
-    """A change that breaks production, the study that is audited, and the part of the audit that must find it."""
+    """Holds a change that breaks production, the study that is audited, and the part of the audit that must find it."""
 
     break_it: Callable[[Patch], None]
     subject: Callable[[], Subject] = alone

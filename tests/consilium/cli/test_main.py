@@ -265,7 +265,7 @@ def test_every_command_checks_its_output_before_it_does_anything(tmp_path) -> No
 
 
 def test_no_command_replaces_a_file_that_its_option_out_names(tmp_path) -> None:
-    """`ledger rotate-sealing-key`, `provision peers` and `site heads` did. A benchmark may be measured again."""
+    """`ledger rotate-sealing-key`, `provision peers` and `site heads` formerly did. Benchmarks may do so."""
     (tmp_path / "file").touch()
     for name, command in command_reference.commands():
         for one in command.params:
@@ -442,7 +442,7 @@ def test_every_group_has_help(group):
 
 def test_a_new_study_prints_its_noise_multiplier_and_both_epsilons_with_their_terms(study):
     _, text = study
-    assert "noise multiplier z = 0.96002" in text  # .480014 · √4 = .960028, and never more than there is
+    assert "noise multiplier z = 0.96002" in text  # .480014 · √4 = .960028, rounded down
     for line in text.splitlines():
         if "ε =" in line:
             assert all(word in line for word in ("δ", "unit", "relation")), line

@@ -252,7 +252,7 @@ def told(bundle: Path, seen: InputRanges, tmp_path_factory: pytest.TempPathFacto
     told = tmp_path_factory.mktemp("told") / "bundle"
     shutil.copytree(bundle, told)
     metadata = json.loads((bundle / "configs" / "metadata.json").read_text())
-    assert "input_ranges" not in metadata  # as bundles were before
+    assert "input_ranges" not in metadata  # like a bundle of an earlier version
     metadata["input_ranges"] = seen.to_json()
     (told / "configs" / "metadata.json").write_text(json.dumps(metadata))
     return told
@@ -270,7 +270,7 @@ def test_an_input_far_from_the_public_volumes_is_said_and_a_normal_one_is_not(
     facts = json.loads(run(images, "--model", told, "--out", tmp_path / "out", "--json"))
     unlike = {case["case"]: case["unlike"] for case in facts["cases"]}
     assert [name for name, said in unlike.items() if said] == ["phantom-0", "phantom-1"]
-    assert [case["file"] for case in facts["cases"] if case["unlike"]] == ["", ""]  # as with --dicom: not written
+    assert [case["file"] for case in facts["cases"] if case["unlike"]] == ["", ""]  # not written, as with --dicom
     assert "give --even-if-unlike" in facts["cases"][-1]["problem"]
     text = run(images, "--model", told, "--out", tmp_path / "out", "--even-if-unlike")
     marked = [path.name for path in sorted((tmp_path / "out").iterdir()) if b"UNLIKE" in descrip(path)]

@@ -45,9 +45,10 @@ def reopened() -> None:
 
     made = Path.mkdir
     Path.mkdir = lambda path, *given, **named: made(path, *given, **{**named, "exist_ok": True})  # type: ignore[method-assign]
-    dashboard_study.write_phantoms = lambda folder, **_: read_dataset(folder)  # 0.2.0 draws them itself
+    dashboard_study.write_phantoms = lambda folder, **_: read_dataset(folder)  # release 0.2.0 draws the phantoms itself
     dashboard_study.phantoms = lambda folder, cases: read_dataset(folder).cases
-    dashboard_study.made_study = lambda folder, *_, **__: dashboard_study.Workspace(folder)  # 0.2.0 has none
+    # Release 0.2.0 has no such function.
+    dashboard_study.made_study = lambda folder, *_, **__: dashboard_study.Workspace(folder)
     for step in ("create_study", "publish_volumes", "fit_study_codec", "add_site"):
         setattr(dashboard_study.setup, step, there)
 

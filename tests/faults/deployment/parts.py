@@ -127,7 +127,7 @@ time.sleep(600)
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A cgroup with a memory limit, of version 1 or 2."""
+    """Limits memory by a cgroup of version 1 or 2."""
 
     folder: Path
     old: bool
@@ -176,7 +176,7 @@ class MemoryGroup:
 
 @dataclass
 class Party:
-    """The processes of one party: the one that its administrator started, and the daemons below it."""
+    """Holds one party's processes: the one that its administrator started, and the daemons below it."""
 
     name: str
     namespace: str
@@ -206,7 +206,7 @@ class Party:
 
 @dataclass
 class Federation:
-    """All parties, with copies of their directories below ``root``."""
+    """Holds all parties, with copies of their directories below ``root``."""
 
     root: Path
     tag: str
@@ -342,7 +342,7 @@ class Federation:
         for process in processes:
             process.wait(30)  # it was killed if it had not ended
 
-    # -- what is so ---------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------
 
     def until(self, true: Callable[[], object], what: str, *, timeout_s: float = 180.0) -> float:
         """Wait until a condition holds; return how many seconds this took."""
@@ -381,7 +381,7 @@ class Federation:
         assert len({answer.query.id for answer in stored}) == len(stored) == answers
         assert 8 * 0.999 <= exact <= 8 or answers < QUERIES
         released = [query for event in self.events("released") for query in event["queries"]]
-        assert len(released) == len(set(released)) <= answers  # an event may be lost with its process, an answer not
+        assert len(released) == len(set(released)) <= answers  # a killed process may lose an event, but no answer
         verified = self.command("verify", str(self.workspace.ledger_file))
         assert verified.returncode == 0, verified.stdout + verified.stderr
         status = json.loads(self.command("study", "status", str(self.workspace.root), "--json").stdout)

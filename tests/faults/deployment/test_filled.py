@@ -1,9 +1,9 @@
 """Tests one hospital that fills SuperLink with unrequested replies and with names, beside honest hospitals.
 
-SuperLink, its fleet routes and the gateway are the real daemons, and the ServerApp is the product's. Core and nodes are
-this test's: the core asks a site sixteen times without waiting for it, which a study's never does, so that there are
-sixteen questions to reply to. Without the quota such replies took 1,084 MiB, and everybody was told that the database
-is locked.
+SuperLink, its fleet routes and the gateway are the real daemons, and the ServerApp is the product's. The test replaces
+core and nodes. Its core asks a site sixteen times without waiting, so that there are sixteen questions to reply to; a
+study's core never does this. Without the quota, such replies took 1,084 MiB, and every node was refused because the
+database was locked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ HONEST_BYTES = 64 << 10
 
 
 class Node(threading.Thread):
-    """A site's node that connects through the gateway with its own key. It keeps the text of every error."""
+    """Connects as a site's node through the gateway with its own key. It keeps the text of every error."""
 
     def __init__(self, workspace: Workspace, directory: Path, behave: Callable[[Node, Rogue, Any], None]) -> None:
         super().__init__(daemon=True, name=directory.name)
@@ -102,7 +102,7 @@ def answers(node: Node, rogue: Rogue, receive: Any) -> None:
 
 
 class Filler:
-    """The attacker: number of bytes that SuperLink stored for it, and the errors with which the others were refused."""
+    """Acts as the attacker; counts the bytes that SuperLink stored for it, and keeps the error of each refused push."""
 
     def __init__(self) -> None:
         self.stored, self.refused = 0, list[str]()
@@ -252,11 +252,11 @@ def test_sixteen_replies_of_sixty_mebibytes_stop_at_the_quota_and_nobody_else_is
         assert held <= storage.MAX_BYTES + (8 << 20)
         assert (
             largest < 2 * storage.MAX_BYTES + (64 << 20) < REPLIES * REPLY_BYTES
-        )  # once in the log before the database
-        assert filler.refused.count("413") == REPLIES  # a megabyte of names
-        assert filler.refused.count("shape") == REPLIES  # as many as fit
-        assert most - names_before < 3 * (REPLIES + 2 * len(HONEST)) + 10  # no name of those trees is one of them
-        # a run's objects end with it, at some node's next heartbeat
+        )  # SQLite writes each byte to its log first
+        assert filler.refused.count("413") == REPLIES  # the trees of a megabyte of names
+        assert filler.refused.count("shape") == REPLIES  # the trees of as many names as fit
+        assert most - names_before < 3 * (REPLIES + 2 * len(HONEST)) + 10  # SuperLink stored no name of those trees
+        # After the run, a node's next heartbeat deletes its objects.
         until(lambda: not kept(workspace)[0], lambda: kept(workspace), timeout_s=120, pause_s=1.0)
         for node in (*nodes, attacker):
             node.over.set()

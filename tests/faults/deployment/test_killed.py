@@ -57,12 +57,12 @@ def test_every_process_in_turn_ends_in_mid_study_and_nothing_is_lost_or_doubled(
         os.kill(party.pid(role), signum)
         parties.recorded(name, "daemon-ended", role, count=ended + 1, timeout_s=30)
         parties.recorded(name, "daemon-ready", role, count=ready + 1, timeout_s=TRUTH_S)
-    # An orderly end of superexec or core takes the ServerApp with it; the run is on again once it was submitted again.
+    # If superexec or core ends in order, the ServerApp ends too, and the run goes on once it is submitted again.
     parties.until(lambda: serverapp(parties) or parties.events("run-finished"), "a run is on", timeout_s=TRUTH_S)
     started = len(parties.events("run-started"))
     if not parties.events("run-finished"):
         os.kill(serverapp(parties), signum)
-        parties.wait("run-started", count=started + 1, timeout_s=TRUTH_S)  # submitted again by itself
+        parties.wait("run-started", count=started + 1, timeout_s=TRUTH_S)  # the server submits it again by itself
     assert_everything_was_answered_once(parties)
 
 

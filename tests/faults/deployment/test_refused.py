@@ -124,7 +124,7 @@ except OSError as error:
 def test_control_runtime_and_documents_cannot_be_reached_from_a_site(up: Federation, path: str) -> None:
     done = up.inside("site-1", sys.executable, "-c", asked(f"https://{HOST}:{PORT}{path}", body="b''"))
     assert done.stdout.strip() == "401"
-    # and with the site's own signature there is nothing there either
+    # A request with the site's own signature finds no such route either.
     signed = f"""
 from datetime import UTC, datetime
 from pathlib import Path
@@ -203,8 +203,8 @@ def test_a_certificate_that_ran_out_is_renewed_and_nothing_is_started_again(up: 
     assert done.returncode == 0, done.stderr
     time.sleep(2.0)
     status, log = node(up, "site-2")
-    assert "SuperNode ID:" in log  # the same kit, the same authority
-    assert status == -1  # it went on until the test ended it
+    assert "SuperNode ID:" in log  # the site's old kit still fits the renewed certificate
+    assert status == -1  # the node ran until the test ended it
     assert up.parties["server"].pid("gateway") == gateway
     assert up.parties["site-1"].count("daemon-ended") == 0  # the connected site noticed nothing
 

@@ -153,7 +153,7 @@ def dies_between_offer_and_code(parties: Federation, site: str, *, slow: str, fo
 def test_a_sealed_sum_takes_no_longer_than_an_open_one_when_nobody_dies(
     tmp_path: Path, hippocampus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Measured is the time from the first round's offer to the last round's answer, twice for each mode, in turn."""
+    """The test measures the time from the first offer to the last answer, twice for each mode, in turn."""
     modes = {"open": replace(PRIVACY, quorum=5, planned_queries=ROUNDS), "sealed": replace(JOINT, spare_draws=0)}
     made = {}
     for mode, privacy in modes.items():

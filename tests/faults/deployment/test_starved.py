@@ -59,7 +59,7 @@ def test_one_site_away_for_the_whole_run_and_one_slow(parties: Federation) -> No
         assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
         parties.assert_whole()
         rosters = {tuple(event["roster"]) for event in parties.events("released")}
-        assert rosters == {("site-1", "site-2")}  # who is not there is in no release and pays nothing
+        assert rosters == {("site-1", "site-2")}  # an absent site is in no release and charges nothing
         assert parties.site_charges("site-1") == parties.site_charges("site-2") == QUERIES
         assert parties.site_charges("site-3") == 0
     finally:
@@ -177,7 +177,7 @@ def test_a_server_out_of_memory_starts_again_what_the_kernel_ended_and_the_study
         finally:
             hog.kill()
             hog.wait()
-            group.limit(1 << 40)  # the student needs more than what was held when the shortage began
+            group.limit(1 << 40)  # the student needs more memory than the limit of the shortage
         if parties.finish_run(timeout_s=900.0) != 0:
             parties.start_run()
             assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()

@@ -1,7 +1,8 @@
 """Tests a study that release 0.2.0 ran half: it goes on under this version, back under 0.2.0, and ends under
 this one.
 
-In one process a version: real workers, ledgers and core. With real daemons: tests/faults/deployment/test_upgraded.py.
+Each version runs in one process with real workers, ledgers and core. tests/faults/deployment/test_upgraded.py does the
+same with real daemons.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ PARTS = ("core", *(site.name for site in SITES))
 
 @dataclass
 class Victims:
-    """The processes that the test kills. They are forked from a parent that has imported everything."""
+    """Holds the processes that the test kills. They are forked from a parent that has imported everything."""
 
     root: Path
     parent: subprocess.Popen[str]
@@ -117,7 +117,7 @@ def check(root: Path, known: dict[str, str]) -> int:
             continue
         found = verify(path, server_key=key)
         assert found.ok, found.problems
-        # the site is read after the server: what it was asked since can only be more
+        # The site is read after the server, so it can only have charged more since.
         with SiteLedger.read(path) as own:
             assert own.alarms() == ()
             mine = [q for q, a in answers.items() if site.name in {entry.site for entry in a.roster}]

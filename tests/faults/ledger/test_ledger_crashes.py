@@ -224,7 +224,7 @@ def release(ledger: Ledger, study_id: str, queries: list[QuerySpec]) -> None:
 
 @pytest.mark.slow
 def test_verification_takes_as_long_a_row_in_a_large_ledger_as_in_a_small_one(tmp_path: Path) -> None:
-    """Compared is the processor time for each row in ledgers of 20,000 and 2,000 rows, the best of three runs."""
+    """The test compares processor time for each row in ledgers of 20,000 and 2,000 rows, the best of three runs."""
     study, mechanism = ledger_study(planned_queries=20_000), make_mechanism(room_for=20_000, dimension=8)
     path, each = tmp_path / "ledger.sqlite", []
     with Ledger.create(path, signing_key=Ed25519PrivateKey.generate()) as ledger:

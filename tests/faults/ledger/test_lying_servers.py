@@ -51,7 +51,7 @@ def fed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Federation]:
 
 @dataclass
 class LiedTo:
-    """A worker that gets every receipt through the liar."""
+    """Runs a worker that gets every receipt through the liar."""
 
     fed: Federation
     node: int
@@ -243,7 +243,7 @@ def test_a_server_that_forks_stops_the_site_that_saw_both_sides(
 ) -> None:
     copy = lose_a_batch(fed, monkeypatch)
     first = fork(fed, copy)
-    fed.transport.offline = {102}  # site-2 stays with the first ledger
+    fed.transport.offline = {102}  # site-2 stays on the first branch
     run_batches(fed, 2)
     first.close()
     assert_nothing_leaves(fed, "rolled back or forked")
@@ -261,7 +261,7 @@ def test_a_fork_no_single_site_can_see_is_found_by_comparing_heads(
     theirs = fed.root / "theirs.jsonl"
     theirs.write_text("\n".join(control.receipt_lines(fed.root / "site-1")))
     skip_lost(fed, monkeypatch, {answer.query.id for answer in first.answers(fed.study.id)})
-    # the other side of the fork is shown to site-2 alone: site-0 is named on its roster, its receipt kept from it
+    # Only site-2 gets a receipt of the other branch. Site-0 is on its roster, but gets no receipt.
     fed.transport.offline = {101}
     lie = LiedTo(fed, 100, lambda receipt: receipt)
     handle = fed.workers[100].handle
@@ -289,7 +289,7 @@ def test_a_server_that_replays_an_old_receipt_for_a_new_batch_gains_nothing_and_
     accepted = 4 + 2  # one batch was accepted ahead
     assert ledger.spent().releases == accepted, "the site's own sum never came from receipts"
     assert {event["site"] for event in fed.events("receipts-missing")} == {"site-1"}
-    # dressed up as the next in line, the replay contradicts the chain
+    # Presented as the next receipt, the old one contradicts the chain of hashes.
     head = ledger.server_heads()[fed.ledger.ledger_id]
     lie_to_site_1(fed, lambda receipt: replace(old, previous=receipt.previous, links=receipt.links, head=receipt.head))
     run_batches(fed, 1)
@@ -307,7 +307,7 @@ def test_a_server_that_edits_the_study_gets_no_answer_and_its_receipts_stop_the_
     with pytest.raises(QuorumNotReached):
         fed.core().run(fed.transport)
     assert {e["reason"] for e in fed.events("offer-answered") if e["study"] == fed.study.id} == {"unknown-study"}
-    # offered under the consented terms, booked under the edited ones
+    # The server offers under the consented terms and books under the edited ones.
     release_batch = fed.ledger.release_batch
 
     def book_elsewhere(**booked):
@@ -367,7 +367,7 @@ def test_an_old_backup_raises_the_alarm_is_recovered_from_and_the_study_ends_wit
     answers = fed.ledger.answers(fed.study.id)
     assert len(answers) == 8, "all that the budget has room for"
     assert set(known) <= {answer.query.id for answer in answers}
-    drawn = 2 + 2 + 6  # before the copy, lost after it, since
+    drawn = 2 + 2 + 6  # before the copy; lost after the copy; after the restore
     for site in fed.sites:
         server, own = fed.ledger.spent(site.pool), fed.site_ledgers[site.name].spent()
         assert server.releases == drawn, "every answer ever drawn is charged"
@@ -406,7 +406,7 @@ def test_a_server_that_recovered_less_than_the_sites_hold_is_stopped_again(
     test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(fed, monkeypatch)
     for site in fed.sites:
         control.end_alarm(fed.root / site.name)
-    monkeypatch.undo()  # it asks again for what it lost
+    monkeypatch.undo()  # the server now asks again for the queries that it lost
     run_batches(fed, 1)
     assert_nothing_leaves(fed, "lacks charges")
 
