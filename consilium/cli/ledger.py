@@ -402,12 +402,11 @@ def _describe(report: VerifyReport, found: Countersigned | None) -> str:
 
 
 def _misstated(path: Path, ledger: Path) -> list[str]:
-    """Describe each value of a certificate's guarantee that differs from the terms of its study in the ledger.
+    """Describe each value of a certificate's guarantee that differs from what the ledger guarantees for its study now.
 
     The list is empty if none differs, or if the file is no certificate. The spending that a certificate states is not
     compared, because the ledger may have grown since.
     """
-    from common.privacy.accounting import Guarantee
     from server.ledger.server_ledger import Ledger
 
     limit = "a certificate as `consilium certificate` wrote it"
@@ -417,10 +416,9 @@ def _misstated(path: Path, ledger: Path) -> list[str]:
             return []
         study, stated = data["study"]["id"], data["guarantee"]
     with Ledger.open(ledger) as opened:
-        terms = next((one for one in opened.books.studies.values() if one.id == study), None)
-    if terms is None:
-        return [f"{path} is a certificate of study {study}, which this ledger does not contain"]
-    right = Guarantee(terms.budget.epsilon, terms.budget.delta, str(terms.accountant), terms.protection)
+        if study not in opened.books.studies:
+            return [f"{path} is a certificate of study {study}, which this ledger does not contain"]
+        right = opened.study_spending(study).guaranteed
     return [
         f"{path} states {name} {stated.get(name)!r}, but the study in this ledger has {value!r}"
         for name, value in right.to_json().items()

@@ -35,10 +35,11 @@ from server.protocols.per_volume import plan_queries
 from server.public.material import CodecRecord
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
+from tests.backups import copy_of, put_copy
 from tests.commands import typed
 from tests.server.dashboard.conftest import glance
 from tests.studies import made_study
-from tests.worlds import make_study
+from tests.worlds import make_study, receipts_of
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return made
 
 
-def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...]) -> None:
+def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...], *, answer: int = 0) -> None:
     study = workspace.study()
     queries = plan_queries(study, codec=workspace.codec(), volumes=[f"{n:064x}" for n in range(6)])[first:last]
     with setup.open_ledger(workspace) as ledger:
@@ -67,7 +68,7 @@ def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...])
             batch_id=f"b{first}",
             roster=tuple(RosterEntry(site=site, pool=f"{site}-mri") for site in sites),
             queries=queries,
-            draw=lambda _: np.zeros(5, dtype=np.int64),
+            draw=lambda _: np.full(5, answer, dtype=np.int64),
         )
 
 
@@ -258,6 +259,29 @@ def test_a_certificate_that_promises_more_than_the_ledger_does_not_verify(
     done = RUN.invoke(verify_app, [str(workspace.ledger_file), "--head", str(file)])
     assert done.exit_code == 5
     assert f"states {name} {value!r}" in done.stdout
+
+
+def test_a_certificate_of_a_study_whose_recovered_charges_passed_its_budget_verifies_and_an_earlier_one_does_not(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    names = ("aachen", "bergen")
+    assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "early")]).exit_code == 0
+    copy = copy_of(workspace.ledger_file, tmp_path / "copy.sqlite")
+    release(workspace, 4, 6, names)
+    with setup.open_ledger(workspace) as ledger:
+        receipts = [receipt for name in names for receipt in receipts_of(ledger, name)]
+    put_copy(copy, workspace.ledger_file, standing=True)
+    release(workspace, 4, 6, names, answer=1)
+    with setup.open_ledger(workspace) as ledger:
+        ledger.recover(receipts)
+    assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "late")]).exit_code == 0
+    stated = json.loads((tmp_path / "late" / "certificate.json").read_text())["guarantee"]["epsilon"]
+    assert stated > 8
+    for name, code in (("late", 0), ("early", 5)):
+        head = tmp_path / name / "certificate.json"
+        done = RUN.invoke(verify_app, [str(workspace.ledger_file), "--head", str(head)])
+        assert done.exit_code == code, done.stdout
+    assert f"states epsilon 8.0, but the study in this ledger has {stated!r}" in done.stdout
 
 
 def test_a_certificate_of_a_study_that_the_ledger_lacks_does_not_verify(workspace: Workspace, tmp_path: Path) -> None:
