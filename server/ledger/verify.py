@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from common.canonical import parse_canonical, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.keys import public_hex
-from common.ledger.records import CodeRecord, ReceiptRecord
+from common.ledger.records import AlarmRecord, CodeRecord, ReceiptRecord, SupersededRecord
 from common.ledger.rollback_guard import ServerStanding, SiteLedgerStanding, kept_standing
 from common.ledger.rows import ROLES, Position, Row, SignedHead, check_link
 from common.ledger.sealed_records import MaskedRecord
@@ -309,7 +309,7 @@ class _Check:
                     self._sent[record.query_id] = row.seq, record.code_sha256, 8 * record.dimension
                 elif isinstance(record, MaskedRecord):
                     self._sent[f"{record.query_id}/{record.draw}"] = row.seq, record.words_sha256, None
-                elif isinstance(record, ReceiptRecord) and self._server_keys:
+                elif isinstance(record, ReceiptRecord | AlarmRecord | SupersededRecord) and self._server_keys:
                     _check_receipt(record, self._server_keys, row.seq)
                 while head is not None and head[0] <= row.seq:
                     self._check_head(head, row)
@@ -469,7 +469,9 @@ class _Check:
             yield PoolTotal(books.caps.declaration.pool, found.spend.releases, found.share, stated)
 
 
-def _check_receipt(record: ReceiptRecord, server_keys: tuple[Ed25519PublicKey, ...], seq: int) -> None:
+def _check_receipt(
+    record: ReceiptRecord | AlarmRecord | SupersededRecord, server_keys: tuple[Ed25519PublicKey, ...], seq: int
+) -> None:
     if not any(record.receipt.is_genuine(key) for key in server_keys):
         raise LedgerCorrupt(
             "the receipt is not signed by the server's key; to fix: give every key that the server ever had", row=seq

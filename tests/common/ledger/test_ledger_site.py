@@ -6,7 +6,7 @@ import errno
 import os
 import sqlite3
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -27,6 +27,7 @@ from common.ledger.charges import NOTHING, ReleaseRecord, Spend, charge_of, even
 from common.ledger.keys import load_signing_key, public_hex
 from common.ledger.known_ledgers import KnownLedgers
 from common.ledger.receipts import Receipt, ReceiptedRelease, check_same_ledger, first_fork
+from common.ledger.records import AlarmRecord, SupersededRecord
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.ledger.rows import Link, Position, SignedHead, body_digest, head_message, linked_hashes
 from common.ledger.teacher_records import TrainingRecord
@@ -969,6 +970,18 @@ def test_a_receipt_by_another_key_in_a_site_ledger_is_named(world: World, site: 
     assert verify(site.path, server_key=world.key.public_key()).ok
     report = verify(site.path, server_key=Ed25519PrivateKey.generate().public_key())
     assert report.first_bad_row == site.ledger.row_count
+
+
+@pytest.mark.parametrize("evidence", [lambda receipt: AlarmRecord(receipt, "rolled back"), SupersededRecord])
+def test_evidence_that_the_server_did_not_sign_is_named(
+    world: World, site: Hospital, evidence: Callable[[Receipt], AlarmRecord | SupersededRecord]
+) -> None:
+    """A hospital that accuses the server with a receipt of its own making is found by anybody who has its ledger."""
+    made_up = run_batch(world, site, "b1", 1).signed(Ed25519PrivateKey.generate())
+    with site.ledger._writing():
+        site.ledger._append(evidence(made_up))
+    assert verify(site.path).ok
+    assert verify(site.path, server_key=world.key.public_key()).first_bad_row == site.ledger.row_count
 
 
 def test_a_site_ledger_is_not_a_server_ledger(site: Hospital, world: World) -> None:
