@@ -185,7 +185,8 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
 
     Args:
         books: The directory that keeps the ledger.
-        absent_ok: Leave out missing directories instead of raising; for callers that only read.
+        absent_ok: Leave out missing directories instead of raising, and include those whose ``site.toml`` cannot be
+            read; for callers that only read.
 
     Returns:
         The directories.
@@ -194,7 +195,7 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
         InvalidInput: If a directory is missing, because a change that concerns all of them could not be made there.
     """
     found = [books]
-    for directory in _listed(books):
+    for directory in _listed(books, unreadable_ok=absent_ok):
         if not (directory / "site.toml").exists():
             if absent_ok:
                 continue
@@ -229,21 +230,41 @@ def studies_elsewhere(config: SiteConfig, known: Collection[str]) -> frozenset[s
             other = load_site(directory)
             (away if keys.isdisjoint(other.server.signing_keys) else here).add(other.load_study().id)
         except InvalidInput as error:
-            log.warning("event=unreadable-study directory=%s problem=%r", directory.name, str(error))
+            warn_unreadable(directory, error)
             unread = True
     return frozenset(away | set(known) - here if unread else away)
 
 
-def _listed(books: Path) -> tuple[Path, ...]:
+def warn_unreadable(directory: Path, error: InvalidInput) -> None:
+    """Log that another study of the pool cannot be read, which does not stop this one.
+
+    Args:
+        directory: The other study's directory.
+        error: The reason.
+    """
+    log.warning("event=unreadable-study directory=%s problem=%r", directory.name, str(error))
+
+
+def _listed(books: Path, *, unreadable_ok: bool) -> tuple[Path, ...]:
     """Return the directories listed in :data:`JOINED`, then those below :data:`STUDIES` that share the ledger too.
 
-    A list that was restored from a backup may lack the latter.
+    A list that was restored from a backup may lack the latter. If ``unreadable_ok``, a directory below :data:`STUDIES`
+    whose ``site.toml`` cannot be read counts as one of them.
     """
+
+    def shares(directory: Path) -> bool:
+        try:
+            return load_site(directory).books_dir.resolve() == books.resolve()
+        except InvalidInput:
+            if unreadable_ok:
+                return True
+            raise
+
     listed = tuple(books / name for name in _joined(books))
     known = {directory.resolve() for directory in listed}
     usual = (path.parent for path in sorted((books / STUDIES).glob("*/site.toml")))
     new = (directory for directory in usual if directory.resolve() not in known)
-    return (*listed, *(one for one in new if load_site(one).books_dir.resolve() == books.resolve()))
+    return (*listed, *(one for one in new if shares(one)))
 
 
 def note_joined(books: Path, directory: Path) -> None:

@@ -24,7 +24,7 @@ from client.records.patient_deal import Slots, load_slots, save_slots, spellings
 from client.records.scan_patients import check_identity
 from client.records.served import found_in, retired_voters
 from client.records.voter_files import voter_directory
-from client.site.books import deals, open_books, read_books, site_directories, slots_file
+from client.site.books import deals, open_books, read_books, site_directories, slots_file, warn_unreadable
 from common.config import Study
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
@@ -380,8 +380,8 @@ def silent_voters(config: SiteConfig, ledger: SiteLedger, served: Sequence[str])
 def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, ...]]:
     """Return the teachers that workers would use if they started now, for every directory of the pool.
 
-    A missing directory has no teachers. A private training that was started but whose row the ledger has lost counts as
-    a teacher without a training on record.
+    A missing directory has no teachers. Two things count as a teacher without a training on record: a private training
+    that was started but whose row the ledger has lost, and another study's directory that cannot be read.
 
     Args:
         config: The site's policy.
@@ -389,20 +389,35 @@ def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, 
 
     Returns:
         For each directory the hash of every voter's teacher; empty for a voter that would not vote. In addition one
-        tuple with the training's id for each private training whose row is lost.
+        tuple with the training's id for each private training whose row is lost. For a directory that cannot be read,
+        one tuple with a text that is no teacher's hash.
+
+    Raises:
+        InvalidInput: If a file of this site's own directory cannot be read.
     """
-    found = []
+    found = list[tuple[str, ...]]()
     for directory in site_directories(config.books_dir, absent_ok=True):
-        own = load_site(directory)
-        teachers, voters = directory / "teachers", own.load_study().privacy.voters_per_site
-        served = found_in(teachers, voters=voters)
-        brought = {voter for voter in range(voters) if has_foreign(teachers, voter)}
-        trained = ["" if voter in brought else hash_ for voter, hash_ in enumerate(served)]
-        silent = (silent_voters(own, ledger, trained) | retired_voters(teachers)) - brought
-        found.append(tuple("" if voter in silent else hash_ for voter, hash_ in enumerate(served)))
-        for voter in range(voters):
-            found += [(training,) for training in _lost_trainings(voter_directory(teachers, voter), ledger)]
+        try:
+            found += _present_in(directory, ledger)
+        except InvalidInput as error:
+            if directory.resolve() == config.root.resolve():
+                raise
+            warn_unreadable(directory, error)
+            found.append((f"unreadable: {directory}",))
     return found
+
+
+def _present_in(directory: Path, ledger: SiteLedger) -> list[tuple[str, ...]]:
+    own = load_site(directory)
+    teachers, voters = directory / "teachers", own.load_study().privacy.voters_per_site
+    served = found_in(teachers, voters=voters)
+    brought = {voter for voter in range(voters) if has_foreign(teachers, voter)}
+    trained = ["" if voter in brought else hash_ for voter, hash_ in enumerate(served)]
+    silent = (silent_voters(own, ledger, trained) | retired_voters(teachers)) - brought
+    lost = (
+        training for voter in range(voters) for training in _lost_trainings(voter_directory(teachers, voter), ledger)
+    )
+    return [tuple("" if voter in silent else hash_ for voter, hash_ in enumerate(served)), *((one,) for one in lost)]
 
 
 def lost_adaptation(config: SiteConfig, ledger: SiteLedger) -> bool:

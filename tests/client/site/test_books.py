@@ -29,7 +29,7 @@ from client.records.lock import writing
 from client.records.patient_deal import load_or_deal, load_slots, save_slots
 from client.records.served import found_in, retired_voters
 from client.site.books import open_books, read_books, site_directories, slots_file, stated_books, writing_teachers
-from client.site.deals import deal_for_training
+from client.site.deals import deal_for_training, present_teachers
 from client.site.enrolment import create_site, join_site
 from client.site.registry import Registry
 from client.site.status import signed_status, site_status
@@ -40,6 +40,7 @@ from common.config import Study
 from common.data.dataset import Case, Dataset, PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.privacy.mechanism import QuerySpec
+from common.privacy.patient_guarantee import Trainings
 from common.process import base_env
 from common.site_account import check_account
 from common.study_mechanism import study_mechanism
@@ -120,6 +121,31 @@ def test_what_a_site_prints_of_itself_bears_the_key_it_was_admitted_with(first, 
             check_account({**printed, "queries_accepted": 0}, key=key)
     (north / "site-ledger.key").chmod(0o644)  # others can read the key, so the report is printed without a signature
     assert "signature" not in signed_status(north, site_status(north))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("name", ["site.toml", "study.toml"])
+def test_a_site_shows_its_status_and_no_patient_guarantee_while_another_study_cannot_be_read(
+    first: Workspace, north: Path, joined: Path, caplog: pytest.LogCaptureFixture, listed: bool, name: str
+) -> None:
+    accept(north, first.study(), 1)
+    assert not present_in(north).untraced
+    (joined / name).write_text("schema = ")
+    if not listed:
+        (north / "joined.json").unlink()
+    assert site_status(north)["queries_accepted"] == 1
+    assert "event=unreadable-study directory=second" in caplog.text
+    assert present_in(north).untraced  # its teachers may have been trained without a record
+    (north / name).write_text("schema = ")
+    with pytest.raises(InvalidInput):
+        site_status(north)
+
+
+def present_in(directory: Path) -> Trainings:
+    """Return the trainings that a site's status rests on."""
+    config = load_site(directory)
+    with read_books(config) as ledger:
+        return ledger.trainings(present=present_teachers(config, ledger))
 
 
 # --- joining
