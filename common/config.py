@@ -28,6 +28,8 @@ STUDY_SCHEMA = 1
 JOINT_ROUNDS = 4
 """Default number of rounds of a joint query (about all public volumes). Twice as many rounds improve the student little
 (docs/lab/utility-measured.md)."""
+MAX_PAIRS = 1000
+"""Most public volumes that a study publishes with their label maps."""
 OPEN, SEALED_SUM = "open", "sealed-sum"
 
 
@@ -176,8 +178,8 @@ class CodecConfig(TomlSection):
             raise InvalidInput("codec.name", value=self.name, limit=limit)
         if self.name not in CODECS:
             raise InvalidInput("codec.name", value=self.name, limit=", ".join(sorted(CODECS)))
-        if not 0 <= self.paired <= (1000 if terms.pairs else 0):
-            limit = f"0 to 1000 with {choosing_lines('pairs')}, otherwise 0"
+        if not 0 <= self.paired <= (MAX_PAIRS if terms.pairs else 0):
+            limit = f"0 to {MAX_PAIRS} with {choosing_lines('pairs')}, otherwise 0"
             raise InvalidInput("codec.paired", value=self.paired, limit=limit)
 
     @property

@@ -36,7 +36,7 @@ import numpy as np
 
 from common.canonical import check_integer
 from common.codecs.pca import water_fill
-from common.config import JOINT_ROUNDS, STUDENT_RECIPE, Study, TrainingConfig
+from common.config import JOINT_ROUNDS, MAX_PAIRS, STUDENT_RECIPE, Study, TrainingConfig
 from common.errors import InvalidInput
 from common.intervals import mean_interval, next_interval
 from common.privacy.calibration import calibrate
@@ -404,7 +404,7 @@ def recommend(
     check_integer("hospitals", hospitals, least=1, most=MAX_HOSPITALS)
     check_integer("patients a site", 1 if patients is None else patients, least=1)
     check_voters(voters, patients=patients)
-    check_integer("public pairs", paired, least=0)
+    check_integer("public pairs", paired, least=0, most=MAX_PAIRS)
 
     bound = radius_int(1.0)
 

@@ -180,6 +180,13 @@ def test_with_public_pairs_the_plan_says_that_no_gain_is_expected() -> None:
     assert few.gain > 0
 
 
+def test_a_plan_refuses_more_public_pairs_than_a_study_may_have() -> None:
+    terms = {"accountant": AccountantName.EXACT, "protection": Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)}
+    assert recommend(budget=Budget(8.0, 1e-3), hospitals=4, paired=1000, **terms).gain == 0
+    with pytest.raises(InvalidInput, match="public pairs: got 1001; allowed: 0 to 1000"):
+        recommend(budget=Budget(8.0, 1e-3), hospitals=4, paired=1001, **terms)
+
+
 def test_where_the_mean_shape_says_little_looks_are_named() -> None:
     given = (3, 12, PATIENT, 8.0, 1e-5)
     found = advised(PublicShapes(0.73, 0.3), *given).summary
