@@ -1,4 +1,4 @@
-"""The command reference, made of the commands: ``python -m tests.command_reference`` writes docs/commands.md."""
+"""Makes the command reference from the commands: ``python -m tests.command_reference`` writes docs/commands.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Results go to stdout, progress and errors to stderr; `--verbose` shows the trace
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by its full name, in the order of the alphabet."""
+    """Return every command that does something, by its full name, in alphabetical order."""
     yield from _below("consilium", typer.main.get_command(app))
 
 
@@ -41,7 +41,7 @@ def _below(name: str, command: click.Command) -> Iterator[tuple[str, click.Comma
 
 
 def reference() -> str:
-    """The whole document."""
+    """Return the whole document."""
     return HEAD + "".join(_section(name, command) for name, command in commands())
 
 

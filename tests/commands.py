@@ -1,4 +1,4 @@
-"""Commands typed in the test's own process."""
+"""Runs commands in the test's own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of both configuration files, made of the code.
+"""Makes the reference of both configuration files from the code.
 
 ``python -m tests.configuration_reference`` writes docs/configuration.md.
 """
@@ -52,19 +52,19 @@ stands at its top, `[labels]`, `[channels]` and `[bids.CONTRAST]` map the datase
 
 
 def reference() -> str:
-    """The whole document."""
+    """Return the whole document."""
     study = "".join(section(name, kind) for name, kind in config.SECTIONS.items())
     return HEAD + study + OF_A_SITE + "".join(section(name, kind) for name, kind in SITE.items())
 
 
 def keys(name: str, kind: type) -> list[dataclasses.Field]:
-    """The keys that a section takes."""
+    """Return the keys that a section may have."""
     hidden = OF_A_DIRECTORY if not name else {"labels", "channels", "choice"} if name == "dataset" else set()
     return [each for each in dataclasses.fields(kind) if each.init and each.name not in hidden]
 
 
 def section(name: str, kind: type) -> str:
-    """One section of a file: what the class says of itself, and a row for each key."""
+    """Return one section of a file: the class's description, and a row for each key."""
     text, said = described(kind)
     head = "| key | type | default |" + (" what it is |" if said else "") + f"\n|{'---|' * (4 if said else 3)}\n"
     rows = "".join(
@@ -77,7 +77,7 @@ def section(name: str, kind: type) -> str:
 
 
 def described(kind: type) -> tuple[str, dict[str, str]]:
-    """A class's docstring as paragraphs without errors and examples, and its attributes by name."""
+    """Return a class's docstring as paragraphs without errors and examples, and its attributes by name."""
     blocks = [each for each in inspect.cleandoc(kind.__doc__ or "").split("\n\n") if not each.startswith(">>>")]
     said: dict[str, str] = {}
     for block in blocks:

@@ -1,4 +1,4 @@
-"""What every test shares: one thread a process, and real MRI where there is some."""
+"""Sets up every test: one thread for each process, and real MRI if it is present."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# no deadline, because a busy machine may make any example slow; "ci" has none either
+# Without a deadline, because a busy machine may make any example slow. Hypothesis's own "ci" has none either.
 settings.register_profile("consilium", deadline=None)
 settings.load_profile("ci" if "CI" in os.environ else "consilium")  # "ci" is Hypothesis's own profile
 
@@ -22,9 +22,9 @@ settings.load_profile("ci" if "CI" in os.environ else "consilium")  # "ci" is Hy
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 
-# A ledger waits for the disk at every row, and no test cuts the power: unless somebody said where temporary files go
-# they lie in memory where there is plenty and programs may be started. The same calls are made; a killed writer loses
-# no more.
+# A ledger waits for the disk at every row. No test cuts the power, so temporary files are put into memory, unless a
+# variable names another place, memory is short, or programs in it cannot be started. The calls stay the same, and a
+# killed writer loses no more.
 MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 4 << 30
 if not {"PYTEST_DEBUG_TEMPROOT", "TMPDIR"} & os.environ.keys() and os.access(MEMORY, os.W_OK):
@@ -32,14 +32,14 @@ if not {"PYTEST_DEBUG_TEMPROOT", "TMPDIR"} & os.environ.keys() and os.access(MEM
     if _found.f_bavail * _found.f_frsize >= LEAST_MEMORY_BYTES and not _found.f_flag & os.ST_NOEXEC:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
 
-# A process that may not keep what it compiled compiles every module anew: 2.5 s of each that is started.
+# Without cached bytecode every started process compiles all modules anew, which takes 2.5 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Collection makes objects that stay. Looking through them for garbage, over and over, took a third of its time.
+# Test collection makes objects that stay. Searching them for garbage repeatedly took a third of its time.
 gc.disable()
 
-# Whoever starts the tests in the background has them ignore these, and every process they start as well.
+# A shell that starts the tests in the background lets them and their processes ignore these signals.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -73,8 +73,9 @@ LONGEST = (
     "tests/browser/test_hospital.py",
     "tests/e2e/test_wheel_dp_mac.py",
 )
-"""Files that take a process for minutes: in turns one that computes and one that waits for daemons. They begin first.
-Otherwise one process would still work on such a file when the others have nothing left."""
+"""Files that occupy a process for minutes; files that compute and files that wait for daemons alternate.
+
+They start first, because otherwise one process would still work on such a file after the others have finished."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From now on look for garbage among what tests make, seldom, and never among what was imported."""
+    """Collect garbage rarely from now on, and only among objects that tests make, not among imported ones."""
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
     gc.enable()
@@ -105,7 +106,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(autouse=True)
 def _own_directory() -> Iterator[None]:
-    """A test that goes to another directory, as a bundle asked in this process does, leaves the next where it was."""
+    """Restore the current directory after a test that changes it, such as one that runs a bundle in this process."""
     here = Path.cwd()
     yield
     os.chdir(here)
@@ -113,7 +114,7 @@ def _own_directory() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _pools_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Sites that are made once for all tests are in no list of the user's, or the next run would be refused them."""
+    """Register sites of session fixtures in a list of their own; in the user's list, the next run would be refused."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONSILIUM_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
@@ -121,7 +122,7 @@ def _pools_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module", autouse=True)
 def _pools_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Sites made by a module's fixtures are registered for that module alone, never in the user's own list."""
+    """Register sites of a module's fixtures for that module only, never in the user's own list."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONSILIUM_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
@@ -129,14 +130,14 @@ def _pools_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(autouse=True)
 def _pools_of_the_test(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those made by a test for that test."""
-    folder = tmp_path_factory.getbasetemp() / "states" / str(next(_numbers))  # made by who writes in it: few tests do
+    """Register sites of a test for that test only."""
+    folder = tmp_path_factory.getbasetemp() / "states" / str(next(_numbers))  # few tests write to it, and they make it
     monkeypatch.setenv("CONSILIUM_STATE_DIR", str(folder))
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder that holds real data sets: ``CONSILIUM_DATA``, or ``shared/data`` beside the repository."""
+    """Return the folder that holds real data sets: ``CONSILIUM_DATA``, or ``shared/data`` beside the repository."""
     given = os.environ.get("CONSILIUM_DATA")
     path = Path(given) if given else ROOT.parent / "shared" / "data"
     if not path.is_dir():
@@ -148,7 +149,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def hippocampus(real_data: Path) -> Path:
-    """The Medical Segmentation Decathlon's hippocampus task, in its own layout."""
+    """Return the Medical Segmentation Decathlon's hippocampus task, in its own layout."""
     path = real_data / "Task04_Hippocampus"
     if not (path / "dataset.json").is_file():
         pytest.skip(f"no Task04_Hippocampus with a dataset.json in {real_data.name}")

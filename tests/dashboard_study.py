@@ -1,4 +1,4 @@
-"""A recorded study for the dashboard's tests: real workers, ledgers, core and pipeline in one process, on phantoms."""
+"""Makes a recorded study for the dashboard's tests: real workers, ledgers, core and pipeline in one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUERIES, SITES = 8, ("north", "east", "south", "west")
 
 @dataclass
 class NoisyTruth:
-    """A teacher that knows the phantom's own label map and is wrong by a shift of its own."""
+    """Stands for a teacher that knows the phantom's label map and shifts it by a fixed number of voxels."""
 
     truths: dict[bytes, np.ndarray]
     classes: int
@@ -56,7 +56,7 @@ class NoisyTruth:
 
 @dataclass
 class Recorded:
-    """The study's directory and what it takes to run it (again)."""
+    """Holds the study's directory and everything needed to run it again."""
 
     workspace: Workspace
     transport: Wire
@@ -67,11 +67,11 @@ class Recorded:
         return EventLog(self.workspace.events_file, study=self.workspace.study().id)
 
     def run(self, run: str = "1") -> None:
-        """Every stage, to the bundle."""
+        """Run every stage, up to the bundle."""
         run_study(self.workspace, self.transport, run=run)
 
     def collect(self, run: str = "1") -> EventLog:
-        """The first stage alone: answers in the ledger, no student; the log stands in the middle of a run."""
+        """Run the first stage alone: answers are in the ledger, there is no student, and the log ends during a run."""
         events = self.log()
         events.emit("run-started", run=run, pid=1, resumed=False)
         collect(self.workspace, self.transport, events=events)
@@ -112,9 +112,12 @@ def make_study_directory(
     start: GivenStart | None = None,
     later: int = 0,
 ) -> Recorded:
-    """A study ready to run: phantoms published, codec fitted, four sites registered; a joint one of so many rounds, or
-    so many queries of another protocol. ``most`` voxels of the grid that is asked about; ``start``: what it begins
-    from. So many of the volumes, and the last site, come ``later``: they lie in ``phantoms``, ready to be added."""
+    """Make a study that is ready to run: phantoms published, codec fitted, four sites registered.
+
+    With ``rounds`` the study is joint, with ``queries`` it uses another protocol. ``most`` is the number of voxels of
+    the queried grid, and ``start`` the network that the study starts from. The last ``later`` volumes and the last site
+    are left out; they are ready in ``phantoms`` to be added.
+    """
     cases = phantoms(root / "phantoms", volumes + 10)
     public, maps = cases[:volumes], cases[volumes:]
     study = make_study(
@@ -152,7 +155,7 @@ def make_study_directory(
 
 
 def make_large_study(root: Path, *, rows: int, sites: int = 4, roster: int = 4) -> Workspace:
-    """A study whose ledger has so many rows, and a run in progress; each release names ``roster`` of its sites."""
+    """Make a study with ``rows`` ledger rows and a run in progress; each release names ``roster`` of its sites."""
     workspace = Workspace(root)
     study = make_study(name="large", delta=1e-5, planned_queries=rows)
     workspace.study_file.write_text(render_study(study), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""DICOM files that tests write with pydicom: a series of slices, and RT Structure Sets drawn on it."""
+"""Writes DICOM files with pydicom: a series of slices, and RT Structure Sets drawn on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_series(
     patient: str = "1970",
     slope: float = 1.0,
 ) -> None:
-    """One MR image file a slice with all that the standard's module table asks of one; names in no order."""
+    """Write one MR image file for each slice, with all attributes that the standard requires, under unordered names."""
     import pydicom
     from pydicom.dataset import FileDataset, FileMetaDataset
     from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, MRImageStorage
@@ -62,12 +62,12 @@ Contour = tuple[str, Sequence[tuple[float, float, float]]]
 
 
 def in_slice(k: float, corners: Sequence[tuple[float, float]], kind: str = "CLOSED_PLANAR") -> Contour:
-    """A contour in slice k with these corners (i, j)."""
+    """Return a contour in slice k with these corners (i, j)."""
     return kind, [(float(i), float(j), float(k)) for i, j in corners]
 
 
 def box(k: float, i0: float, i1: float, j0: float, j1: float) -> Contour:
-    """A rectangle in slice k."""
+    """Return a rectangle in slice k."""
     return in_slice(k, [(i0, j0), (i1, j0), (i1, j1), (i0, j1)])
 
 
@@ -79,7 +79,7 @@ def write_structure_set(
     implicit: bool = False,
     change: Any = lambda file: None,
 ) -> Path:
-    """An RT Structure Set with these names and contours; ``change`` may alter the data set before it is written."""
+    """Write an RT Structure Set with these names and contours; ``change`` may alter the data set first."""
     import pydicom
     from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian, RTStructureSetStorage

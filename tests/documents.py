@@ -1,4 +1,4 @@
-"""Readers' questions, and the shortest way to each answer by the links of the built site."""
+"""Lists readers' questions, and finds the shortest way to each answer by the links of the built site."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WALKS = {
 
 @cache
 def page(site: Path, name: str) -> str:
-    """A page's own text, from its title to its end."""
+    """Return a page's own text, from its title to its end."""
     if name == "README":
         linked = README.replace("(CONTRIBUTING.md)", "(docs/contributing.md)")
         return re.sub(r"docs/([\w/-]+)\.md", r"\1.html", markdown(linked, extensions=["tables", "fenced_code"]))
@@ -65,7 +65,7 @@ def page(site: Path, name: str) -> str:
 
 @cache
 def text_from(site: Path, place: str) -> str:
-    """A page's own text, from the anchor on that the place names."""
+    """Return a page's own text from the place's anchor on."""
     name, _, anchor = place.partition("#")
     text = page(site, name)
     return text[text.index(f'id="{anchor}"') if anchor else 0 :]
@@ -73,7 +73,7 @@ def text_from(site: Path, place: str) -> str:
 
 @cache
 def links(site: Path, place: str) -> tuple[str, ...]:
-    """The places that a page's own text leads to, from the place on."""
+    """Return the targets of the links in a page's own text, from the place on."""
     text, name, found = text_from(site, place), place.partition("#")[0], []
     for link in re.findall(r'<a [^>]*?href="([^"]+)"', text):
         path, _, to = link.partition("#")
@@ -84,7 +84,7 @@ def links(site: Path, place: str) -> tuple[str, ...]:
 
 
 def walk(site: Path, start: str, wanted: str) -> list[str]:
-    """The pages of the shortest way to a place by links in the pages' own text; one click between each two."""
+    """Return the pages on the shortest way to a place by links in the pages' own text; each step is one click."""
     ways, seen = deque([[start]]), {start}
     while ways:
         way = ways.popleft()

@@ -1,4 +1,4 @@
-"""Environments with an earlier version's code, for tests that go on with what it left."""
+"""Makes environments with an earlier version's code, for tests that continue from its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> None:
 
 
 def installed(commit: str, root: Path) -> Path:
-    """An environment with another commit's code on this one's dependencies: its interpreter."""
+    """Return the interpreter of an environment with another commit's code and this environment's dependencies."""
     archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
     if archive.returncode != 0:
         pytest.skip(f"needs the history of the repository: {commit[:7]} is not there")

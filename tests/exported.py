@@ -1,4 +1,4 @@
-"""A study that was run by an honest server, with its student exported: what a site can pull."""
+"""Makes a study that an honest server ran, with its student exported, so that a site can pull it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.federation import Federation, make_study
 
 
 def exported_study(root: Path, terms: Study | None = None) -> Federation:
-    """The study's federation in ``root``, its receipts at the sites; its network is tiny and trained on nothing."""
+    """Return the study's federation in ``root``, with receipts at the sites; its tiny network is untrained."""
     study = replace(terms or make_study(), student=TrainingConfig(channels=(4, 8), steps=1))
     federation = Federation(root, study=study)
     federation.take_images()
@@ -33,5 +33,5 @@ def exported_study(root: Path, terms: Study | None = None) -> Federation:
 
 
 def statement_file(federation: Federation) -> Path:
-    """What the server signed about the exported student."""
+    """Return the file in which the server signed a statement about the exported student."""
     return said_file(federation.root / "objects", STUDENTS, federation.study.id)

@@ -1,6 +1,6 @@
-"""A federation in one process: real workers, ledgers, sealing and core; only the transport and the teachers are stubs.
+"""Runs a federation in one process: real workers, ledgers, sealing and core; only transport and teachers are stubs.
 
-The product's own (:mod:`consilium.in_process`), with a server whose keys and ledger a test holds in its hands.
+It extends the product's own federation (:mod:`consilium.in_process`) by a server whose keys and ledger a test can use.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_codec(study: Study, *, noise_std: float = 0.01) -> Codec:
 
 @dataclass
 class StubVoters:
-    """Teachers that see the same ball in every volume, or fail in a chosen way when they are asked."""
+    """Stands for teachers that see the same ball in every volume, or that fail in a chosen way."""
 
     radius: float = 2.0
     failure: Exception | str | None = None
@@ -93,14 +93,14 @@ class StubVoters:
 
 
 def part(body: bytes, kind: type[P]) -> P | None:
-    """The part of a message that is of this kind, if there is one."""
+    """Return the part of a message that has this kind, if there is one."""
     message = decode(body)
     parts = message.parts if isinstance(message, Several) else (message,)
     return next((found for found in parts if isinstance(found, kind)), None)
 
 
 class Federation:
-    """K hospitals, one server, everything on disk under ``root``."""
+    """Holds K hospitals and one server, with everything on disk under ``root``."""
 
     frame: CodecRecord | None = None
     """The frame of a joint query, once a test has made one."""
@@ -159,7 +159,7 @@ class Federation:
         self.volumes = tuple(self.objects.put(image.to_bytes()) for image in images)
 
     def workspace(self) -> Workspace:
-        """The study's folder, with its terms, volumes and codec written into it."""
+        """Return the study's folder, with its terms, volumes and codec written into it."""
         workspace = Workspace(self.root)
         workspace.study_file.write_text(render_study(self.study))
         workspace.save_volumes(self.volumes)
@@ -185,7 +185,7 @@ class Federation:
         return ledger
 
     def site_toml(self, name: str, pool: str, more: str = "") -> str:
-        """The policy file of one of these sites."""
+        """Return the policy file of one of these sites."""
         return site_toml(
             site=name,
             pool=pool,
@@ -208,7 +208,7 @@ class Federation:
         self.study = replace(self.study, collection=replace(self.study.collection, **values))
 
     def core(self, queries: Sequence[QuerySpec] | None = None, **changes: Any) -> Aggregator:
-        """A new core, as after a restart: it knows only what is on disk. By default it asks all that is planned.
+        """Return a new core, as after a restart: it knows only what is on disk. By default it asks all planned queries.
 
         ``changes`` are further arguments of :class:`Aggregator`.
         """
@@ -224,7 +224,7 @@ class Federation:
         )
 
     def worker(self, **changes: Any) -> Worker:
-        """Another worker of the first site, over its open ledger. ``changes`` are arguments of :class:`Worker`."""
+        """Return another worker of the first site on its open ledger. ``changes`` are arguments of :class:`Worker`."""
         old = self.workers[100]
         usual = {"config": old._config, "consent": old._consent, "ledger": old._ledger, "fetch": self.objects.get}
         return Worker(**{"voters": self.voters["site-0"], **usual, **changes})
@@ -236,11 +236,11 @@ class Federation:
         return (round_query(self.study, codec=record, volumes=self.volumes, frame=self.frame),)
 
     def offer(self, queries: Sequence[QuerySpec], **changes: Any) -> Offer:
-        """What the server would send to have these accepted."""
+        """Return the message with which the server offers these queries."""
         return Offer(**self._asked() | {"queries": tuple(queries)} | changes)
 
     def request(self, queries: Sequence[QuerySpec], **changes: Any) -> CodesRequest:
-        """What the server would send for their codes."""
+        """Return the message with which the server requests their codes."""
         asked = {"attempt": 1, "deadline_s": 60, "queries": tuple(query.id for query in queries)}
         return CodesRequest(**self._asked() | asked | changes)
 
@@ -248,7 +248,7 @@ class Federation:
         return {"study": self.study.id, "ledger": self.ledger.ledger_id, "batch": "b" * 64}
 
     def opened(self, reply: bytes, queries: Sequence[QuerySpec], *, site: str = "site-0") -> list[np.ndarray]:
-        """The codes in a reply to :meth:`request`, opened as the core opens them."""
+        """Return the codes in a reply to :meth:`request`, opened as the core opens them."""
         message = decode(reply)
         assert isinstance(message, CodesReply)
         return [

@@ -1,7 +1,7 @@
-"""Links of the documents to the glossary: ``python -m tests.glossary_links`` writes them anew.
+"""Links the documents to the glossary: ``python -m tests.glossary_links`` writes the links anew.
 
-On each page the first use of a glossary word in running text (not in a table, a heading or code) is a link to its
-row. A word that stands in another link before is left as it is. Everyday words of the glossary are not linked, since a
+On each page the first use of a glossary word in running text (not in a table, a heading or code) is a link to its row.
+A word that stands in another link before is left as it is. Everyday words of the glossary are not linked, because a
 search cannot tell which sense is meant.
 """
 
@@ -49,13 +49,13 @@ _KEPT = re.compile(
 
 
 def words() -> dict[str, str]:
-    """Every word of the glossary that is linked, and its anchor."""
+    """Return every word of the glossary that is linked, with its anchor."""
     found = re.findall(r'^\| <a id="([\w-]+)"></a>\*\*(.+?)\*\*', GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
     return {word: anchor for anchor, word in found if word not in EVERYDAY}
 
 
 def linked(path: Path, text: str) -> str:
-    """A page's text with its links to the glossary as they ought to be."""
+    """Return a page's text with correct links to the glossary."""
     text = _LINK.sub(r"\1", text)
     target = os.path.relpath(GLOSSARY, path.parent)
     for word, anchor in words().items():

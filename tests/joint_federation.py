@@ -1,4 +1,4 @@
-"""A federation that asks one joint query about all volumes, in a frame that is made up."""
+"""Makes a federation that asks one joint query about all volumes, in a made-up frame."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Write docs/messages.md, the list of every error message: ``python -m tests.message_reference``.
+"""Writes docs/messages.md, the list of every error message: ``python -m tests.message_reference``.
 
 The page is made from the source: each call that builds one of Consilium's errors gives a row with what happened, what
-is allowed and what to do. Values are shown as ``{name}``. A test holds the page current (``tests/test_messages.py``).
+is allowed and what to do. Values are shown as ``{name}``. A test compares the page with the source
+(``tests/test_docs.py``).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Written by `python -m tests.message_reference`.
 
 @dataclass(frozen=True, order=True)
 class Message:
-    """One error as the source builds it."""
+    """Holds one error as the source builds it."""
 
     folder: str
     kind: str
@@ -57,7 +58,7 @@ class Message:
 
 @cache
 def messages() -> tuple[Message, ...]:
-    """Every error message of the four packages, each once, in the order of folder, kind and text."""
+    """Return every error message of the four packages, each once, in the order of folder, kind and text."""
     found: dict[tuple[str, ...], Message] = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -98,7 +99,7 @@ _CONSTANTS: dict[str, str] = {}
 
 
 def _constants_of(tree: ast.Module) -> dict[str, str]:
-    """The texts that a module gives names at its top level."""
+    """Return the texts that a module assigns to names at its top level."""
     found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
@@ -108,7 +109,7 @@ def _constants_of(tree: ast.Module) -> dict[str, str]:
 
 
 def _imported_constants(tree: ast.Module) -> dict[str, str]:
-    """The texts that other modules of the four packages give names, as far as a module imports them."""
+    """Return the texts of constants that a module imports from the four packages, by name."""
     found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in FOLDERS:
@@ -123,7 +124,7 @@ def _constants_in(path: Path) -> dict[str, str]:
 
 
 def _text(node: ast.expr) -> str:
-    """The text that an expression builds, with values in braces."""
+    """Return the text that an expression builds, with values in braces."""
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.Constant):
@@ -142,7 +143,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _named(node: ast.expr) -> str:
-    """A short name for a value: the last name in its expression."""
+    """Return a short name for a value: the last name in its expression."""
     names = [
         each.attr if isinstance(each, ast.Attribute) else each.id
         for each in ast.walk(node)
@@ -152,7 +153,7 @@ def _named(node: ast.expr) -> str:
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     page, before = HEAD, ("", "")
     for each in messages():
         if each.folder != before[0]:

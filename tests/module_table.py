@@ -1,7 +1,8 @@
-"""The tables of docs/architecture.md and research/README.md, kept from the modules by ``python -m tests.module_table``.
+"""Writes the tables of docs/architecture.md and research/README.md: ``python -m tests.module_table``.
 
-A table belongs to the folder that the heading above it names. Rows keep their order, a promise is the first sentence of
-its module's docstring, a new module is put at the end of its folder's table, one that is gone is left out.
+A table belongs to the folder that the heading above it names. Rows keep their order. A row's promise is the first
+sentence of its module's docstring. A new module is added at the end of its folder's table, and a removed module is left
+out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ROW = re.compile(r"^\| `(\w+)` \|")
 
 
 def modules(packages: Iterable[str]) -> dict[str, list[str]]:
-    """The modules of every folder of some packages, without their tests; a folder without one is its package alone."""
+    """Return the modules of every folder of some packages, without tests; the list may be empty."""
     found: dict[str, list[str]] = {}
     for path in sorted(path for package in packages for path in (ROOT / package).rglob("*.py")):
         if "tests" in path.relative_to(ROOT).parts:
@@ -35,7 +36,7 @@ def modules(packages: Iterable[str]) -> dict[str, list[str]]:
 
 
 def named(text: str) -> dict[str, list[str]]:
-    """The modules that the document names, by the folder of the heading above them."""
+    """Return the modules that the document names, by the folder of the heading above them."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         if heading := _HEADING.match(line):
@@ -46,14 +47,14 @@ def named(text: str) -> dict[str, list[str]]:
 
 
 def promise(folder: str, module: str) -> str:
-    """The first sentence of a module's docstring."""
+    """Return the first sentence of a module's docstring."""
     text = ast.get_docstring(ast.parse((ROOT / folder / f"{module}.py").read_text(encoding="utf-8"))) or ""
     words = " ".join(text.split("\n\n")[0].replace("``", "`").replace("|", "\\|").split())
     return re.split(r"(?<!\bal)\.(?:\s|$)", words, maxsplit=1)[0]
 
 
 def brought_up_to_date(text: str, packages: Iterable[str]) -> str:
-    """The document with every table as the modules are now; folders that it does not name are put at its end."""
+    """Return the document with every table made from the present modules; folders that it does not name come last."""
     there, before = modules(packages), named(text)
     for folder in (folder for folder in there if folder not in before and there[folder]):
         text += f"\n### `{folder}/`\n\n| | |\n|---|---|\n"

@@ -1,6 +1,6 @@
-"""docs/notebook.ipynb, run from its first cell to its last: ``python -m tests.notebook`` writes its outputs anew.
+"""Runs docs/notebook.ipynb from its first cell to its last: ``python -m tests.notebook`` writes its outputs anew.
 
-Cells run in one namespace, as in Jupyter, which is not needed for it; a picture is what ``plt.show`` would have shown.
+Cells run in one namespace, as in Jupyter, without needing Jupyter. A picture is what ``plt.show`` would show.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
 
 
 def run(document: dict[str, Any]) -> dict[str, Any]:
-    """The notebook with the outputs that its cells give now."""
+    """Return the notebook with the outputs that its cells give now."""
     mpl.use("Agg")
     names: dict[str, Any] = {}
     cells = [_run(cell, names) if cell["cell_type"] == "code" else cell for cell in document["cells"]]
@@ -27,7 +27,7 @@ def run(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def texts(document: dict[str, Any]) -> list[str]:
-    """Every printed output."""
+    """Return every printed output."""
     outputs = [output for cell in document["cells"] for output in cell.get("outputs", [])]
     return ["".join(output["text"]) for output in outputs if output["output_type"] == "stream"]
 

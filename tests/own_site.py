@@ -1,4 +1,4 @@
-"""A hospital's directory for the tests of its own page: a site of a phantom study, in any of its states."""
+"""Makes a hospital's directory for the tests of its own page: a site of a phantom study, in any of its states."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STATES = (
 
 
 def make_own_site(root: Path, state: str) -> Path:
-    """The directory of a site in this state."""
+    """Make the directory of a site in this state."""
     recipe = TrainingConfig(channels=(4, 8), steps=2)
     terms = {"planned_queries": 8, "quorum": 3, "codec": CodecConfig(), "teacher": recipe, "student": recipe}
     study = make_study(name="trial", data=study_data(2), **terms)
@@ -74,7 +74,7 @@ def make_own_site(root: Path, state: str) -> Path:
 
 
 def add_networks(site: Path, study: Study) -> None:
-    """A student, an adapted network and teachers, trained on nothing or next to it."""
+    """Add a student, an adapted network and teachers, with little or no training."""
     student = site / STUDENT_DIR / "bundle"
     privacy = BundlePrivacy(
         budget_epsilon=8.0,
@@ -103,10 +103,10 @@ def add_networks(site: Path, study: Study) -> None:
 
 
 def page_of(site: Path) -> SitesOwnPage:
-    """The page of this site, with a sheet of one line."""
+    """Return the page of this site, with a sheet of one line."""
     return SitesOwnPage(site, sheet=lambda study, patients: f"sheet of {study.name}, {patients} patients")
 
 
 def queries_of(study: Study, count: int) -> list[QuerySpec]:
-    """Queries about volumes that nobody has."""
+    """Return queries about volumes that nobody has."""
     return [query_about(study, [f"{number:064x}"], codec="c" * 64, dimension=4) for number in range(count)]

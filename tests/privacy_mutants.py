@@ -1,7 +1,7 @@
-"""The page of the privacy path's mutants: what an audit and which test notices of each.
+"""Makes the page of the privacy path's mutants: which audit and which test notices each.
 
 ``python -m tests.privacy_mutants`` runs every mutant's test, with ``--audit`` also its part of ``consilium audit``;
-``NAME…`` runs these mutants only. What was seen goes to ``benchmarks/results/privacy/mutants.json``, and from there to
+``NAME…`` runs these mutants only. Outcomes are recorded in ``benchmarks/results/privacy/mutants.json`` and shown in
 ``docs/lab/privacy-mutants.md``. ``--page`` writes the page from the record and runs nothing.
 """
 
@@ -41,7 +41,7 @@ def as_run(row: Row) -> str:
 
 
 def page(seen: Seen) -> str:
-    """The record as a page."""
+    """Return the record as a page."""
     audited = [seen[row.mutant.name]["audit"] for row in ROWS if seen[row.mutant.name]["audit"]]
     alarms, tested = audited.count(KILLED), sum(seen[row.mutant.name]["test"] == KILLED for row in ROWS)
     lines = [

@@ -23,7 +23,7 @@ Placed = tuple[str, str]
 
 
 def docstrings() -> list[Placed]:
-    """Every docstring of modules, classes and functions of the four packages."""
+    """Return every docstring of modules, classes and functions of the four packages."""
     found = []
     for folder in message_reference.FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -37,7 +37,7 @@ def docstrings() -> list[Placed]:
 
 
 def messages() -> list[Placed]:
-    """Every error message, and the help of every command and option."""
+    """Return every error message, and the help of every command and option."""
     found = [
         (
             each.place,
@@ -58,7 +58,7 @@ def messages() -> list[Placed]:
 
 
 def paragraphs() -> list[Placed]:
-    """Every paragraph of running text of the README and the documents that people write."""
+    """Return every paragraph of running text of the README and of the hand-written documents."""
     found = []
     pages = ROOT / "docs"
     for path in (
@@ -83,13 +83,13 @@ KINDS: dict[str, tuple[int, Callable[[], list[Placed]]]] = {
 
 
 def drawn(kind: str, seed: int) -> list[Placed]:
-    """The texts of one kind that a seed draws."""
+    """Return the texts of one kind that a seed draws."""
     count, texts = KINDS[kind]
     return random.Random(seed).sample(texts(), count)
 
 
 def words() -> dict[str, int]:
-    """Words of every hand-written document of docs/ itself, without the modules' and the public names' tables."""
+    """Count the words of every hand-written document of docs/, without the tables of modules and public names."""
     found = {}
     for path in sorted((ROOT / "docs").glob("*.md")):
         if path.name not in GENERATED:

@@ -111,7 +111,7 @@ PARTS = ("development", "report")
 
 
 def figure(value: float, *, digits: int = 3, sign: bool = False) -> str:
-    """As the documents write a Dice: .804, +.046, −.007."""
+    """Return a Dice as the documents write it: .804, +.046, −.007."""
     text = f"{abs(value):.{digits}f}".removeprefix("0") if abs(value) < 1 else f"{abs(value):.{digits}f}"
     return ("−" if value < 0 else "+" if sign else "") + text
 
@@ -133,7 +133,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def rotations(found: dict[str, Any]) -> str:
-    """What ``consilium bench utility --out`` recorded, rotation by rotation."""
+    """Return what ``consilium bench utility --out`` recorded, rotation by rotation."""
     count, gains = found["seeds"], found["gain"]
     head = ["Dice", "rotation 0", *map(str, range(1, count)), "mean"]
     rows = []
@@ -149,13 +149,14 @@ def rotations(found: dict[str, Any]) -> str:
 
 
 def recipe(settings: dict[str, str]) -> str:
-    """A task's settings side by side."""
+    """Return a task's settings side by side."""
     found = [_record(f"utility/{name}") for name in settings]
     rows = []
     for arm, words in RECIPE.items():
         cells = []
         for one in found:
-            known = arm if arm in one["dice"] else arm.removesuffix("_m1")  # with one voter a site they are the same
+            # With one voter for each site both are the same.
+            known = arm if arm in one["dice"] else arm.removesuffix("_m1")
             if known not in one["dice"]:
                 continue
             cell = figure(one["dice"][known]["mean"])
@@ -169,7 +170,7 @@ def recipe(settings: dict[str, str]) -> str:
 
 
 def at_home() -> str:
-    """Each hospital's network alone, the student, and the network that `consilium site adapt` makes by default."""
+    """Return Dice of each hospital's own network, the student, and the network that `consilium site adapt` makes."""
     rows = []
     for task, file in AT_HOME.items():
         parts = {part: _home(f"{file}-{part}") for part in PARTS}
@@ -184,7 +185,7 @@ def at_home() -> str:
 
 
 def bars() -> str:
-    """The student beside networks that DP-SGD trains at the same budget, on development cases."""
+    """Return the student beside networks that DP-SGD trains at the same budget, on development cases."""
     rows = []
     for path in sorted((RESULTS / "bars").glob("*.json")):
         dice = _record(f"bars/{path.stem}")["dice"]
@@ -196,7 +197,7 @@ def bars() -> str:
 
 
 def many_at_home() -> str:
-    """What forty hospitals of three patients have alone, in the student, and by every way of `consilium site adapt`."""
+    """Return results of forty hospitals with three patients each: alone, by the student, and by each way to adapt."""
     rows = []
     for part in PARTS:
         hospitals = _home(f"home/hippocampus-40-{part}").values()
@@ -212,7 +213,7 @@ def many_at_home() -> str:
 
 
 def ways_at_home() -> str:
-    """Every way of `consilium site adapt` on development cases: the mean gain over the hospital's own network."""
+    """Return for every way to adapt the mean gain over the hospital's own network, on development cases."""
     hospitals = {
         (task, many): [one["ways"] for one in _home(file).values() if (one["patients"] >= MANY_PATIENTS) is many]
         for task, file in WAYS_MEASURED.items()
@@ -235,7 +236,7 @@ def ways_at_home() -> str:
 
 
 def _home(name: str) -> dict[str, Any]:
-    """The figures of ``--home`` by hospital; none without such a record."""
+    """Return the figures of ``--home`` by hospital; none without such a record."""
     return _record(name).get("home", {}) if (RESULTS / f"{name}.json").exists() else {}
 
 
@@ -252,7 +253,7 @@ def _record(name: str) -> dict[str, Any]:
 
 
 def codecs(found: dict[str, Any]) -> str:
-    """What ``benchmarks.codec_fidelity`` recorded."""
+    """Return what ``benchmarks.codec_fidelity`` recorded."""
     head = ["", "l", "planned noise σ/C", "mean shape", "decoded without noise", "decoded at σ"]
     rows = []
     for row in found["rows"]:
@@ -263,7 +264,7 @@ def codecs(found: dict[str, Any]) -> str:
 
 
 def private(found: dict[str, Any]) -> str:
-    """What ``consilium bench private`` recorded: mean and deviation over seeds, paired gaps, a step's time."""
+    """Return what ``consilium bench private`` recorded: mean and deviation over seeds, paired gaps, a step's time."""
     rows = []
     for row in found["rows"]:
         gaps = [
@@ -280,7 +281,7 @@ def private(found: dict[str, Any]) -> str:
 
 
 def heard(found: dict[str, Any]) -> str:
-    """Of the same record, what DP-MAC's blocks hear: means over seeds, the first block first."""
+    """Return from the same record how each block's gradient compares with back-propagation's, as means over seeds."""
     rows = []
     for begun, start in ((True, "public"), (False, "random")):
         cells = [cell["blocks"] for cell in found["cells"] if "blocks" in cell and cell["begun"] is begun]
@@ -295,7 +296,7 @@ def heard(found: dict[str, Any]) -> str:
 
 
 def plain(found: dict[str, Any]) -> str:
-    """A record of ``tables/``, with where its figures are from where they were copied."""
+    """Return a record of ``tables/``; if its figures were copied by hand, also their origin."""
     assert found["how"] in ("measured", "transcribed")
     assert all(found[key] for key in ("date", "commit", "command"))
     rows = [[shown(cell) for cell in row] for row in found["rows"]]
@@ -308,7 +309,7 @@ def plain(found: dict[str, Any]) -> str:
 
 
 def digits(found: dict[str, Any]) -> str:
-    """Cells of ``consilium bench papers``, each seed's score kept: mean and deviation by method and ε."""
+    """Return the cells of ``consilium bench papers`` with each seed's score: mean and deviation by method and ε."""
     places = {"mnist": 4, "usps": 2}
     groups: dict[str, dict[float | None, list[dict[str, Any]]]] = {}
     for cell in found["cells"]:
@@ -339,7 +340,7 @@ def of_papers(found: Any) -> str:
 
 
 def table(name: str) -> str:
-    """One recorded result as Markdown."""
+    """Return one recorded result as Markdown."""
     if "/" not in name:
         return of_papers(_record(f"papers/{name}"))
     if name in SETTINGS:
@@ -366,7 +367,7 @@ def table(name: str) -> str:
 
 
 def page(text: str) -> str:
-    """A document with its tables as recorded."""
+    """Return a document with its recorded tables."""
     return MARK.sub(lambda mark: f"{mark[1]}{table(mark[2])}\n{mark[3]}", text)
 
 

@@ -1,4 +1,4 @@
-"""Made-up facts of a study's report, with pictures."""
+"""Makes up facts of a study's report, with pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.worlds import make_study
 
 
 def phantom(seed: int, grid: tuple[int, int, int] = (40, 56, 40)) -> tuple[np.ndarray, np.ndarray]:
-    """A noisy bean in two parts and its label map."""
+    """Return a noisy bean in two parts and its label map."""
     rng = np.random.default_rng(seed)
     x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in grid), indexing="ij")
     bend = z - 0.35 * y**2 + 0.15
@@ -44,7 +44,7 @@ def make_picture(title: str, kind: str, seed: int) -> Picture:
 
 
 def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital") -> ReportFacts:
-    """Made-up but coherent: all planned queries are answered and spent."""
+    """Return made-up but coherent facts, in which all planned queries are answered and spent."""
     terms = {"planned_queries": 80, "quorum": 3, "unit": unit, "codec": CodecConfig()}
     study = make_study("anterior", "posterior", name="hippocampus-pilot", grid=(40, 56, 40), **terms)
     spent = 80 * study_mechanism(study, dimension=1).mu_squared(study.privacy.protection)

@@ -1,9 +1,9 @@
-"""The results table of README and docs/utility.md, made of what ``consilium bench utility --out FILE`` recorded.
+"""Makes the results table of README and docs/utility.md from the records of ``consilium bench utility --out FILE``.
 
-``python -m tests.results_table`` writes it anew. A row is a setting: its report, with development figures beside it.
-Each is a file of ``benchmarks/results/utility``. A setting without a report shows what was recorded before cases were
-parted, when recipes were chosen in sight of the cases they were scored on, and says so; one of :data:`SETTINGS` without
-any file says that it was not measured. Files of other datasets and settings are refused.
+``python -m tests.results_table`` writes it anew. Each row is one setting: its report, with development figures beside
+it. Each is a file of ``benchmarks/results/utility``. A setting without a report shows records from before the cases
+were divided, when recipes were chosen on the cases that they were scored on, and the row says so. A row of
+:data:`SETTINGS` without any file says that it was not measured. Files of other datasets and settings are refused.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ FIRST = ("report", "all", "development")
 
 
 def recorded() -> list[dict[str, Any]]:
-    """Every recorded result."""
+    """Return every recorded result."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
 
 
 def table() -> str:
-    """The table, as Markdown."""
+    """Return the table as Markdown."""
     found: dict[tuple[str, str, float, float], list[str]] = {}
     rows: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for result in recorded():
@@ -83,7 +83,7 @@ def table() -> str:
 
 
 def scored(result: dict[str, Any]) -> str:
-    """The part of the cases that a record is of."""
+    """Return the part of the cases that a record covers."""
     part: str = result.get("scored", "all")
     return part
 
@@ -128,7 +128,7 @@ def _figure(value: float) -> str:
 
 
 def page(text: str) -> str:
-    """A document with the table as recorded."""
+    """Return a document with the recorded table."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

@@ -1,6 +1,6 @@
-"""docs/security-log.schema.json and the table of docs/security-log.md: ``python -m tests.security_log_reference``.
+"""Writes docs/security-log.schema.json and docs/security-log.md's table: ``python -m tests.security_log_reference``.
 
-And a sink for tests, which takes only what that schema allows.
+It also provides a sink for tests that accepts only what this schema allows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TABLE = re.compile(r"(?<=\|---\|---\|---\|---\|---\|\n)(\| `.*\n)*")
 
 
 def table() -> str:
-    """A row for each kind of event."""
+    """Return a row for each kind of event."""
     return "".join(
         f"| `{event}` | {kind.severity} | {', '.join(kind.parties)} | {kind.said} | "
         f"{', '.join(f'`{name}`' for name in kind.stated) or 'none'} |\n"
@@ -30,7 +30,7 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the table as the kinds are now."""
+    """Return the page with a table of the present kinds."""
     return _TABLE.sub(lambda _: table(), text, count=1)
 
 
@@ -38,7 +38,7 @@ VALID = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="ut
 
 
 class Kept:
-    """A sink that keeps what it is given, and fails while it is told to."""
+    """Keeps every record that it gets, and fails while a test tells it to."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []

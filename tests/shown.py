@@ -1,6 +1,6 @@
-"""What documents show below a command, and whether it was printed.
+"""Finds the output that documents show below a command, and checks that it was printed.
 
-What differs from run to run (:data:`VARIES`) is masked on both sides; all else is compared as it stands.
+Text that differs from run to run (:data:`VARIES`) is masked on both sides; everything else must be equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIES = (
 
 
 def shown(path: str) -> Iterator[tuple[str, list[str]]]:
-    """Every command of a document that has output below it, and that output."""
+    """Yield every command of a document that has output below it, with that output."""
     text = (ROOT / path).read_text(encoding="utf-8")
     for block in re.findall(r"^ *```console\n(.*?)^ *```", text, re.M | re.S):
         for part in re.split(r"^ *\$ ", block.replace("\\\n", " "), flags=re.M)[1:]:
@@ -32,7 +32,7 @@ def shown(path: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def output_of(path: str, beginning: str) -> list[str]:
-    """What a document shows below the one command that begins so."""
+    """Return the output that a document shows below the one command that begins with ``beginning``."""
     (lines,) = [lines for command, lines in shown(path) if command.startswith(beginning)]
     return lines
 
@@ -44,7 +44,7 @@ def normal(line: str) -> str:
 
 
 def hold(lines: list[str], printed: str) -> None:
-    """Every shown line was printed, in its order; one that ends in … is the beginning of a printed one."""
+    """Check that every shown line was printed, in order; a line that ends in … is the beginning of a printed one."""
     there = iter([normal(line) for line in printed.splitlines()])
     for line in map(normal, lines):
         begun = line.rstrip("…} ") if line.endswith((" …", " …}")) else ""

@@ -1,4 +1,4 @@
-"""Servers in threads of the test's own process."""
+"""Runs servers in threads of the test's own process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 def http_server(handler: type[BaseHTTPRequestHandler], port: int = 0) -> ThreadingHTTPServer:
-    """A server on loopback that does not serve yet. It writes no log, and a client that hangs up is no error."""
+    """Return a server on loopback that does not serve yet. It writes no log, and a client that hangs up is no error."""
     quiet = type(handler.__name__, (handler,), {"log_message": lambda *_: None})
     server = ThreadingHTTPServer(("127.0.0.1", port), quiet)
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
@@ -39,7 +39,7 @@ def serving(server: ThreadingHTTPServer, *, tls: ssl.SSLContext | None = None) -
 
 @contextmanager
 def serving_app(config: uvicorn.Config) -> Iterator[uvicorn.Server]:
-    """An application in a thread until the block ends; it has started."""
+    """Run an application in a thread until the block ends; the block begins after it has started."""
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -57,7 +57,7 @@ def serving_app(config: uvicorn.Config) -> Iterator[uvicorn.Server]:
 
 
 def tls_of(certificate: Path, key: Path) -> ssl.SSLContext:
-    """What a server presents."""
+    """Return the TLS settings of a server with this certificate and key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     return context

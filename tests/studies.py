@@ -1,4 +1,4 @@
-"""A study's directory on disk, its server, and hospitals that join it, for tests."""
+"""Makes a study's directory on disk, its server, and hospitals that join it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ENDPOINT = Endpoint(host="localhost", port=8443, internal_port=8000)
 
 
 def made_study(folder: Path, study: Study | None = None, **given: Any) -> Workspace:
-    """A new study in this folder; ``given`` are further arguments of :func:`create_study`."""
+    """Make a new study in this folder; ``given`` are further arguments of :func:`create_study`."""
     workspace = Workspace(folder)
     create_study(workspace, study or make_study(), **given)
     return workspace
 
 
 def served_study(folder: Path, study: Study | None = None, *, endpoint: Endpoint = ENDPOINT, **given: Any) -> Workspace:
-    """A new study whose server has its keys and certificates."""
+    """Make a new study whose server has its keys and certificates."""
     workspace = made_study(folder, study, **given)
     provision.set_up_server(workspace, endpoint)
     return workspace
@@ -42,7 +42,7 @@ def kit_without_keys(workspace: Workspace, folder: Path) -> Path:
 
 
 def kit_folder(workspace: Workspace, name: str = "north") -> Path:
-    """What the operator hands a hospital."""
+    """Make the kit that the operator gives a hospital."""
     folder = workspace.root.parent / f"kit-{workspace.root.name}-{name}"
     provision.make_kit(workspace, name, folder)
     return folder
@@ -53,7 +53,7 @@ def kit_of(workspace: Workspace, name: str = "north") -> SiteKit:
 
 
 def join(workspace: Workspace, folder: Path, name: str = "north", *, pool: str = "") -> JoinRequest:
-    """What a hospital does with its kit, on a machine of its own."""
+    """Set up a site from a kit, as a hospital does on its own machine."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     provision.make_kit(workspace, name, folder / "kit")
     machine, kit = Registry(folder / "pools.json"), SiteKit.load(folder / "kit")
@@ -62,6 +62,6 @@ def join(workspace: Workspace, folder: Path, name: str = "north", *, pool: str =
 
 
 def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 7, **given: Any) -> Site:
-    """What an operator does who believes the request; ``given`` are other arguments of :func:`provision.approve`."""
+    """Approve a join request, as an operator does who has compared it; ``given`` go to :func:`provision.approve`."""
     asked = {"site": request.site, "pool": request.pool, "fingerprint": request.fingerprint}
     return provision.approve(workspace, request, register=lambda _key, _name: node_id, **asked | given)

@@ -1,8 +1,8 @@
-"""The terminal pictures of the documents: ``python -m tests.terminal_pictures DEMO`` runs the commands and draws them.
+"""Makes the terminal pictures of the documents by ``python -m tests.terminal_pictures DEMO``.
 
-DEMO is a finished demo's directory (``make demo``), in which each command of :data:`PICTURES` runs as people type it;
-what it printed, colours and all, becomes ``docs/terminal/<name>.svg``. A picture asks nothing of the network. Refuses
-output that names a folder of this machine.
+DEMO is a finished demo's directory (``make demo``), in which each command of :data:`PICTURES` runs as people type it.
+Its output, with colours, becomes ``docs/terminal/<name>.svg``. A picture needs no network access. Output that names a
+folder of this machine is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PICTURES = {
 
 
 def captured(command: str, *, cwd: Path) -> str:
-    """What a command printed to a terminal of :data:`WIDTH` columns, whatever its status."""
+    """Return what a command printed to a terminal of :data:`WIDTH` columns, whatever its exit status."""
     words = [sys.executable, "-P", "-c", "from consilium.cli.main import main; main()", *shlex.split(command)[1:]]
     told = {"COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
     done = subprocess.run(
@@ -43,7 +43,7 @@ def captured(command: str, *, cwd: Path) -> str:
 
 
 def last_frame(text: str) -> str:
-    """The text as it stands at the end: a live bar is drawn over itself, line by line."""
+    """Return the text that the terminal shows at the end, because a live bar is drawn over itself."""
     lines: list[str] = []
     row = 0
     for part in re.split(r"(\n|\r|\x1b\[\d*A|\x1b\[2K|\x1b\[\?25[lh])", text):
@@ -60,7 +60,7 @@ def last_frame(text: str) -> str:
 
 
 def drawn(command: str, text: str) -> str:
-    """The picture of a command and what it printed, as SVG without a web font."""
+    """Return a picture of a command and its output, as SVG without a web font."""
     console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
     console.print(Text.from_ansi(f"$ {command}\n{text.rstrip()}"))
     picture = console.export_svg(title="consilium", unique_id=re.sub(r"\W", "", command))

@@ -1,4 +1,4 @@
-"""What `make bench` recorded is what docs/lab/performance.md shows, and a ratio that got worse is noticed."""
+"""Tests that docs/lab/performance.md shows what `make bench` recorded, and that a worse ratio is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents say what the code does: every command in them exists with the options it is given."""
+"""Tests that the documents agree with the code: every command in them exists with the options that it is given."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMMAND = typer.main.get_command(app)
 
 
 def typed() -> list[str]:
-    """Every command line in a code block of any document, without remarks, redirections and alternatives."""
+    """Return every command line in a code block of any document, without remarks, redirections and alternatives."""
     found = set()
     for path in DOCUMENTS:
         if path.name != "CHANGELOG.md":
@@ -56,7 +56,7 @@ def typed() -> list[str]:
 
 
 def named() -> list[str]:
-    """Every command that a document or a message of the program names in running text: `consilium study run`."""
+    """Return every command that a document or a message of the program names in running text: `consilium study run`."""
     sources = (path for top in ("client", "common", "consilium", "server") for path in (ROOT / top).rglob("*.py"))
     found = set()
     for path in (*(each for each in DOCUMENTS if each.name != "CHANGELOG.md"), *sources):
@@ -66,7 +66,7 @@ def named() -> list[str]:
 
 
 def command_of(words: list[str]) -> tuple[click.Command, list[str], click.Context]:
-    """The command that words lead to, and the words that are left; AssertionError where they lead nowhere."""
+    """Return the command that words lead to, and the remaining words; raise AssertionError if they lead to none."""
     command: click.Command = COMMAND
     context = click.Context(command, info_name="consilium")
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
@@ -103,7 +103,7 @@ def test_a_command_line_that_does_not_parse_is_found(line):
 
 
 def test_every_option_that_a_text_gives_a_command_is_that_command_s():
-    """In running text, with or without the program's name: `site recover --own-ledger`."""
+    """The test reads running text, with or without the program's name: `site recover --own-ledger`."""
     commands = {name.removeprefix("consilium "): command for name, command in command_reference.commands()}
     seen = 0
     for path in (each for each in DOCUMENTS if each.name != "CHANGELOG.md"):
@@ -207,7 +207,7 @@ STOP_WORDS = {"all", "from", "like", "to"}
 
 @pytest.mark.slow
 def test_every_refusal_alarm_event_option_and_key_is_a_word_of_the_search_on_its_page(site):
-    """As the search splits pages and queries; ``tests/browser/test_site.py`` types some of them."""
+    """Words are split as the site's search does; ``tests/browser/test_site.py`` types some of them."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     words: dict[str, set[str]] = {}
     for entry in index["docs"]:
@@ -278,7 +278,7 @@ GENERATED = {"docs/commands.md", "docs/configuration.md", "docs/messages.md"}
 
 
 def unrecorded(name: str, text: str) -> list[str]:
-    """Heads of tables with two decimals or more in their rows, outside of code and of every record's marks."""
+    """Return the heads of tables that show two decimals or more and are neither code nor a record's table."""
     text = re.sub(r"<!-- (?:recorded|results|measured): .*?<!-- (?:\w+: )?end -->", "", text, flags=re.DOTALL)
     found = []
     for head, rows in re.findall(r"^(\|.*)\n\|[-| :]+\n((?:\|.*\n)+)", text, re.MULTILINE):
@@ -446,7 +446,7 @@ def test_a_glossary_word_is_a_link_where_a_page_uses_it_first():
 
 
 def test_nobody_is_told_to_install_consilium_by_name_from_an_index():
-    """On the public index that name is another project's: docs/deployment.md warns of it."""
+    """On the public index that name belongs to another project; docs/deployment.md warns of it."""
     sources = (path for folder in message_reference.FOLDERS for path in (ROOT / folder).rglob("*.py"))
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *sources):
         text = " ".join(path.read_text(encoding="utf-8").split()).replace("**Never `pip install consilium`**", "")
@@ -470,17 +470,17 @@ def test_the_commit_hook_takes_subjects_of_72_characters_and_no_longer_ones(subj
 
 
 def test_every_list_has_an_empty_line_before_it():
-    """Without one the site makes a paragraph of it."""
+    """Without an empty line the site renders the list as a paragraph."""
     for path in (ROOT / "docs").rglob("*.md"):
         text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         torn = re.findall(r"^(?![-*] |\d+\. |[ |#]|$)[^\n]*\n(?:[-*]|1\.) \S[^\n]*", text, re.MULTILINE)
         assert torn == [], path.name
-        inside = re.findall(r"^[ \-].*[.:] - [*A-Z].*", text, re.MULTILINE)  # an item in the line of another
+        inside = re.findall(r"^[ \-].*[.:] - [*A-Z].*", text, re.MULTILINE)  # two items on one line
         assert inside == [], path.name
 
 
 def test_what_belongs_to_an_item_of_a_list_is_indented_by_four():
-    """Else the site ends the list there, and begins to count anew."""
+    """Otherwise the site ends the list there and restarts its numbers."""
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         assert re.findall(r"\n\n {1,3}\S[^\n]*", text) == [], path.name

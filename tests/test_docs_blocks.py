@@ -1,9 +1,9 @@
-"""Every code block of every document is run, parsed by what reads it, or held against what was printed.
+"""Tests every code block of every document: it is run, parsed by its reader, or compared with what was printed.
 
-What a block is says its language: ``console`` (commands and their output), ``sh`` (commands), ``text`` (output, or one
-of :data:`DRAWINGS`), ``pycon`` and ``python`` (run), ``toml`` (read by the loader it is for), ``json``, ``yaml``.
-``tests/test_docs.py`` holds every ``consilium`` command to the options that exist, whatever block it stands in;
-``tests/test_docs_shown.py`` every shown line to what the command above it prints.
+A block's language states what it is: ``console`` (commands and their output), ``sh`` (commands), ``text`` (output, or
+one of :data:`DRAWINGS`), ``pycon`` and ``python`` (run), ``toml`` (read by its loader), ``json``, ``yaml``.
+``tests/test_docs.py`` checks the options of every ``consilium`` command in any block; ``tests/test_docs_shown.py``
+compares every shown line with what the command above it prints.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_every_python_block_runs():
 
 @pytest.mark.slow
 def test_the_scientists_script_gains_over_its_best_control(capsys):
-    """A first example whose budget buys nothing would teach its reader not to spend one."""
+    """A first example without a gain would teach its reader not to spend a budget."""
     (script,) = (one.text for one in blocks("python") if one.path == "README.md")
     exec(compile(script, "README.md", "exec"), {})
     assert "Gain proven" in capsys.readouterr().out

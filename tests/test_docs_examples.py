@@ -1,4 +1,4 @@
-"""A study that a document tells its reader to make is one whose own plan expects a gain."""
+"""Tests that the plan of every study which a document tells its reader to make expects a gain."""
 
 from __future__ import annotations
 

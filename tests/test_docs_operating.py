@@ -1,4 +1,4 @@
-"""What the documents say on ended runs, busy machines and second studies is what the program does."""
+"""Tests that the documents describe ended runs, busy machines and second studies as the program handles them."""
 
 from __future__ import annotations
 

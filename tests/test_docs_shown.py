@@ -1,7 +1,7 @@
-"""Output that a document shows is what the command above it prints: line by line, number by number.
+"""Tests that output shown by a document is what the command above it prints: line by line, number by number.
 
-The commands of one consortium and its hospitals are typed here, in one process; what wants daemons is held by the tests
-in :data:`ELSEWHERE`, by the same :func:`~tests.shown.hold`.
+The commands of one consortium and its hospitals are typed here, in one process. Commands that need daemons are compared
+by the tests in :data:`ELSEWHERE`, with the same :func:`~tests.shown.hold`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_dates_keys_and_durations_may_differ_and_nothing_else_in_their_line() ->
 
 
 def gateway(workspace: Workspace, port: int) -> AbstractContextManager[object]:
-    """The study's own certificate on its own port; whoever asks is not known there."""
+    """Serve the study's own certificate on its own port, and answer every request as from an unknown key."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -80,7 +80,7 @@ def gateway(workspace: Workspace, port: int) -> AbstractContextManager[object]:
 
 
 def spoil(data: Path) -> None:
-    """Of three cases the second has an empty label map, the third's image was cut off on its way."""
+    """Give the second of three cases an empty label map, and cut off the third one's image."""
     labels, images = (sorted((data / name).glob("*.nii.gz")) for name in ("labelsTr", "imagesTr"))
     empty = nib.load(labels[1])
     nib.save(nib.Nifti1Image(np.zeros(empty.shape, np.uint8), empty.affine), labels[1])
@@ -89,7 +89,7 @@ def spoil(data: Path) -> None:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each command printed, typed in this order by a consortium and its hospitals."""
+    """Return what each command printed, typed in this order by a consortium and its hospitals."""
     root, port = tmp_path_factory.mktemp("shown"), free_port()
     found: dict[str, str] = {}
     with pytest.MonkeyPatch.context() as patched:

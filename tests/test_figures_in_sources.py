@@ -1,7 +1,7 @@
-"""No source file rounds an ε, a δ or noise by itself: Python, templates and scripts use ``common.privacy.figures``.
+"""Tests that no source file rounds an ε, a δ or noise by itself, but uses ``common.privacy.figures``.
 
-A search by syntax, so that a new place that prints a privacy figure with a format of its own fails here. Names of files
-and identifiers may hold a setting as it was typed; measured and plotted quantities that are no ε may be rounded.
+The tests search by syntax, so a new place that prints a privacy figure in its own format fails here. Names of files and
+identifiers may contain a setting as it was typed. Measured and plotted quantities that are no ε may be rounded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def is_figure(node: ast.AST) -> bool:
 
 
 def roundings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, source) of everything that rounds an ε or a δ on its way into a text."""
+    """Return (line, source) of everything that rounds an ε or a δ before it is written into a text."""
     for node in ast.walk(tree):
         match node:
             case ast.JoinedStr(values=values):
@@ -83,7 +83,7 @@ def roundings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def within(tree: ast.AST, line: int) -> str:
-    """The innermost function around a line."""
+    """Return the innermost function around a line."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     around = [n for n in ast.walk(tree) if isinstance(n, kinds) and n.lineno <= line <= (n.end_lineno or 0)]
     return max(around, key=lambda n: n.lineno).name if around else ""
@@ -95,7 +95,7 @@ AS_TYPED = re.compile(r'value="\{\{[^}]*\}\}"|slider\([^)]*\)')
 
 
 def template_roundings(text: str) -> Iterator[str]:
-    """Expressions of a template that print an ε or a δ without the filters made of ``epsilon_text``."""
+    """Yield expressions of a template that print an ε or a δ without the filters made of ``epsilon_text``."""
     bare = AS_TYPED.sub("", text)
     for expression in re.findall(r"\{\{(.*?)\}\}", bare, re.S):
         if "%" in expression and re.search(r"'%|\"%", expression) and TEMPLATE_FIGURE.search(expression):
@@ -105,7 +105,7 @@ def template_roundings(text: str) -> Iterator[str]:
 
 
 def script_roundings(text: str) -> Iterator[str]:
-    """Top-level pieces of a script that speak of ε or δ and round a number, themselves or by a helper that does."""
+    """Yield top-level pieces of a script that mention ε or δ and round a number, themselves or by a helper."""
     rounding = r"toFixed|toPrecision|toExponential|Math\.(round|ceil|floor)|Intl\.NumberFormat"
     pieces = re.split(r"\n(?=(?:async )?(?:function|const|let)\b)", text)
     helpers = {

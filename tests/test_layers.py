@@ -1,4 +1,4 @@
-"""Who may import whom, by reading every source file; and that no file carries a host or path of one machine."""
+"""Tests which packages may import each other, by reading every source file, and that no file names a local path."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PROTOCOL_ROOMS = (
     *(module.replace(".", "/") for module in PROTOCOL_MODULES),
 )
 
-# Spelled in pieces, so that this file does not find itself.
+# The names are spelled in pieces, so that the search does not find this file.
 REGISTRY_HOSTS = tuple(
     ".".join(parts)
     for parts in (
@@ -87,7 +87,7 @@ NOT_OURS = {".git", ".venv", "build", "dist", "demo-out", "__pycache__", "node_m
 
 
 def sources() -> list[str]:
-    """Every Python file of the product, relative to the root."""
+    """Return every Python file of the product, relative to the root."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 20
     return sorted(path.relative_to(ROOT).as_posix() for path in files)
@@ -95,7 +95,7 @@ def sources() -> list[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """What a file says of itself: all it ``imports``, its ``classes``, and what it asks for by a protocol's name."""
+    """Holds what a file ``imports``, its ``classes``, and what it asks for by a protocol's name."""
 
     imports: frozenset[str]
     classes: frozenset[str]
@@ -116,7 +116,7 @@ def imports(file: str) -> frozenset[str]:
 
 
 def _imports(file: str, nodes: Sequence[ast.AST]) -> frozenset[str]:
-    """Full names of all a file imports, at any depth and inside functions; relative imports are resolved."""
+    """Return full names of everything a file imports, also inside functions; relative names are resolved."""
     names: set[str] = set()
     for node in nodes:
         match node:
@@ -161,7 +161,7 @@ def test_a_layer_never_imports_across_or_upwards(layer: str, forbidden: tuple[st
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports inside functions count: a circle that is deferred is a circle to who reads it."""
+    """Imports inside functions count, because a reader has to follow them as well."""
     modules = {module_of(file): imports(file) for file in sources()}
     graph = {name: {other for other in names if other in modules and other != name} for name, names in modules.items()}
     assert circles(graph) == set()
@@ -192,16 +192,16 @@ def test_nothing_of_the_server_stands_on_the_dashboard() -> None:
 
 
 def test_a_protocol_is_named_in_its_room_alone() -> None:
-    """Others read what it needs (``common/protocol_terms.py``): no key, name, half or codec class of it is asked for.
+    """Other folders read its terms (``common/protocol_terms.py``) and use no key, name, half or codec class of it.
 
-    A name that is a key of a document may stand, since formats keep their keys.
+    A document's key that equals a protocol's name is allowed, because formats keep their keys.
     """
     found = {file: source(file).protocols for file in sources() if not file.startswith(PROTOCOL_ROOMS)}
     assert {file: names for file, names in found.items() if names} == {}
 
 
 def _protocols(nodes: Sequence[ast.AST], imported: frozenset[str]) -> list[str]:
-    """Every place in a file that names a protocol, imports one, or asks what class a codec has."""
+    """Return every place in a file that names a protocol, imports one, or tests a codec's class."""
     keys = {id(key) for node in nodes if isinstance(node, ast.Dict) for key in node.keys if key is not None}
     found = [name for name in imported if name.startswith(tuple(PROTOCOL_MODULES))]
     for node in nodes:
@@ -240,7 +240,7 @@ def test_a_class_name_serves_one_module() -> None:
 
 
 def test_folders_beside_each_other_import_in_one_direction() -> None:
-    """A folder stands on another or carries it, never both; a folder and those inside it are one house."""
+    """Of two folders only one imports from the other; a folder counts together with the folders inside it."""
     modules = {module_of(file): file for file in sources()}
     between: dict[tuple[str, str], list[str]] = {}
     for name, file in modules.items():
@@ -281,7 +281,7 @@ def test_the_wheel_holds_the_product_without_its_research() -> None:
 
 @pytest.mark.slow
 def test_a_benchmark_imports_only_names_that_exist() -> None:
-    """Most benchmarks are imported when somebody runs them: nothing else finds a name that has moved."""
+    """Most benchmarks are imported only when somebody runs them, so no other test would notice a moved name."""
     missing = []
     for path in sorted((ROOT / "benchmarks").glob("*.py")):
         for name in imports(f"benchmarks/{path.name}"):
@@ -320,7 +320,7 @@ def test_bench_in_a_clone_takes_no_foreign_package_called_research(tmp_path: Pat
 
 
 def test_no_test_module_imports_another() -> None:
-    """What tests share stands in modules that hold no test."""
+    """What tests share is in modules without tests."""
     folders = (ROOT / "tests", ROOT / "research" / "tests")
     files = [path.relative_to(ROOT).as_posix() for folder in folders for path in folder.rglob("*.py")]
     assert len(files) > 100
@@ -351,7 +351,7 @@ def test_no_file_of_the_privacy_path_names_torch() -> None:
 
 
 def test_importing_the_privacy_path_loads_no_torch() -> None:
-    """Indirect imports too: one fresh interpreter imports the modules in turn and says after which torch was there."""
+    """Indirect imports count: a fresh interpreter imports the modules in turn and reports which one loads torch."""
     modules = [module_of(file) for file in sources() if on_privacy_path(file)]
     program = (
         "import importlib, json, sys\n"
@@ -376,7 +376,7 @@ def test_importing_the_privacy_path_loads_no_torch() -> None:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Every text file that git tracks or would track; all files but build output where there is no git."""
+    """Return every text file that git tracks or would track; without git, all files except for build output."""
     git = shutil.which("git")
     if git and (ROOT / ".git").exists():
         command = [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

@@ -1,4 +1,4 @@
-"""docs/lab/papers.md: every item of the papers leads to code that is there and to a test that exists."""
+"""Tests docs/lab/papers.md: every item of the papers leads to existing code and to an existing test."""
 
 from __future__ import annotations
 

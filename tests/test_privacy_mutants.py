@@ -1,4 +1,4 @@
-"""The list of mutants, what was seen of them and docs/lab/privacy-mutants.md agree, and a sample is run anew."""
+"""Tests that the list of mutants, their recorded outcomes and docs/lab/privacy-mutants.md agree; a sample runs anew."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLE = {row.area: row.mutant for row in reversed(ROWS)}
 
 @cache
 def names_in(path: str) -> frozenset[str]:
-    """The names of the tests that a file has."""
+    """Return the names of the tests in a file."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
@@ -36,14 +36,14 @@ def test_every_mutant_changes_production_and_names_a_test_that_exists() -> None:
 
 
 def undefined_names(folder: Path) -> set[tuple[str, str]]:
-    """Names that the files of a folder use and nothing defines, with the file's number before each."""
+    """Return names that files of a folder use but nothing defines, each with the file's number before it."""
     words = ["check", "--isolated", "--no-cache", "--select", "F821", "--output-format", "concise", str(folder)]
     done = subprocess.run([ruff.find_ruff_bin(), *words], capture_output=True, text=True, check=False)
     return set(re.findall(r"(\d+\.py):.*Undefined name (`.*`)", done.stdout))
 
 
 def test_no_mutant_is_noticed_for_a_name_that_is_not_there(tmp_path: Path) -> None:
-    """A changed line that cannot run fails every test, whether that holds the promise or not."""
+    """A changed line that cannot run would fail every test, even one that does not test its promise."""
     for folder in ("before", "after"):
         (tmp_path / folder).mkdir()
     for number, row in enumerate(ROWS):

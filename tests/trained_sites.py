@@ -1,4 +1,4 @@
-"""A site's teachers trained in this process, without the command's ledger: planned, run voter by voter, reported."""
+"""Trains a site's teachers in this process, without the command's ledger: planned, run voter by voter, reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.data.dataset import Dataset
 
 
 def one_after_another(tasks: Sequence[VoterTask], on_progress: OnProgress, **_jobs: int) -> list[VoterOutcome | Crash]:
-    """Train the voters in this process; an unexpected error in one ends all."""
+    """Train the voters in this process; an unexpected error of one voter ends all."""
     return [train_voter(task, on_step=partial(on_progress, place)) for place, task in enumerate(tasks)]
 
 
@@ -27,6 +27,6 @@ def train_site(
     on_progress: OnProgress = lambda voter, step, loss: None,
     **of: Any,
 ) -> SiteReport:
-    """Deal the patients and train every voter into ``teachers``; ``of`` is what :func:`plan_site` takes."""
+    """Assign patients and train every voter into ``teachers``; ``of`` are arguments of :func:`plan_site`."""
     with writing(teachers):
         return site_report(run(plan_site(dataset, teachers=teachers, **of), on_progress))

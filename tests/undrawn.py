@@ -1,4 +1,4 @@
-"""Figures that are made and not drawn, for tests that read no picture: layout and drawing take most of their time."""
+"""Replaces the drawing of figures in tests that read no picture, because drawing takes most of their time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
-    """Have every canvas write a PNG file of one pixel; the figure before it is made in full."""
+    """Let every canvas write a PNG file of one pixel; the figure is still made in full."""
 
     def write(self: FigureCanvasAgg, stream: BinaryIO, **_options: object) -> None:
         Image.new("RGB", (1, 1)).save(stream, "PNG")

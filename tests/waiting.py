@@ -1,4 +1,4 @@
-"""Waiting in a test until something holds."""
+"""Waits in a test until a condition holds."""
 
 from __future__ import annotations
 

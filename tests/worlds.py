@@ -1,4 +1,4 @@
-"""What tests share: one small study, a site's policy file, patients with two structures, no noise. Without torch."""
+"""Makes what tests share: a small study, a site's policy, patients with two structures, no noise. Needs no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HURRIED = CollectionConfig(batch_size=2, offer_deadline_s=1.0, patience_s=1.0)
 
 
 def make_privacy(**terms: Any) -> PrivacyConfig:
-    """A budget of ε = 8 and δ = 1e-3 for six queries of two sites or more, unless ``terms`` say otherwise."""
+    """Return a budget of ε = 8 and δ = 1e-3 for six queries of two sites or more, unless ``terms`` change it."""
     return PrivacyConfig(**{"epsilon": 8.0, "delta": 1e-3, "planned_queries": 6, "quorum": 2} | terms)
 
 
@@ -40,7 +40,7 @@ def make_study(
     codec: CodecConfig = SMALL_CODEC,
     **terms: Any,
 ) -> Study:
-    """A study about these structures (one if none is named) on a grid of 1 mm voxels, or about ``data``.
+    """Return a study about these structures (one if none is named) on a grid of 1 mm voxels, or about ``data``.
 
     ``terms`` are further sections of the study (``teacher``, ``collection``, …) and settings of :func:`make_privacy`.
     """
@@ -61,8 +61,10 @@ def study_toml(
     teacher: str = "",
     **privacy: object,
 ) -> str:
-    """A study's file: structures beside the background, and a budget of ε = 8, δ = 1e-3 for four queries, unless
-    ``privacy`` says otherwise. ``teacher``: the lines of that section."""
+    """Return a study's file: structures beside the background, and a budget of ε = 8, δ = 1e-3 for four queries.
+
+    ``privacy`` replaces the budget, and ``teacher`` gives the lines of that section.
+    """
     terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 4, "quorum": 2} | privacy
     data = {"labels": ["background", *labels], "spacing_mm": [spacing_mm] * 3, "grid": list(grid)}
     sections = [
@@ -77,7 +79,7 @@ STUDY = study_toml("front", "back", grid=DATA.grid, teacher="channels = [4, 8]\n
 
 
 def pool_of(site: Site, study: Study) -> PoolDeclaration:
-    """A site's patient pool with the study's budget as its lifetime budget."""
+    """Return a site's patient pool with the study's budget as its lifetime budget."""
     privacy = study.privacy
     return PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
 
@@ -93,7 +95,7 @@ def site_toml(
     delta: float = 1e-3,
     more: str = "",
 ) -> str:
-    """A site's policy: caps of ε = 8 and ``delta`` for its pool, one server; ``more`` goes below the caps."""
+    """Return a site's policy: caps of ε = 8 and ``delta`` for its pool, and one server; ``more`` follows the caps."""
     return f"""schema = 1
 site = "{site}"
 pool = "{pool}"
@@ -133,10 +135,10 @@ def site_data(folder: Path, *, patients: int = 6) -> Dataset:
 
 
 def silent(size: int, noise_std: Fraction) -> np.ndarray:
-    """The sampler that draws no noise."""
+    """Return zeros in place of noise."""
     return np.zeros(size, dtype=np.int64)
 
 
 def receipts_of(ledger: Ledger, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
-    """A site's receipts past row ``after``, oldest first, as the site reads them."""
+    """Return a site's receipts past row ``after``, oldest first, as the site reads them."""
     return tuple(Receipt.parse(render()) for render in ledger.receipts_due(site, after=after))
