@@ -1,1 +1,1 @@
-"""Measurements that are not tests; each module is a script with its own command line, or a part of ``make bench``."""
+"""Measures the product; each module is a script with its own command line, or a part of ``make bench``."""

@@ -1,4 +1,4 @@
-"""Measures the processor seconds of whole commands, beside a Python that only imports dp-accounting."""
+"""Measures the processor seconds of whole commands, beside a Python process that only imports dp-accounting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures what it saves to send receipts, a request for codes and the next offer in one message.
+"""Measures the gain from sending receipts, a request for codes and the next offer in one message.
 
 Core, workers, ledgers and sealing are the real ones, in one process. The transport waits as a SuperNode does that
 handles one message at a time and needs a fixed time for each message and each query in it (up to a fifth more, by a
@@ -33,7 +33,7 @@ QUERIES, BATCH, MESSAGE_S = 16, 4, 0.6
 
 
 class SlowNodes:
-    """Nodes that need ``MESSAGE_S`` for a message and ``query_s`` for a query, in parallel with each other."""
+    """Stands for nodes that need ``MESSAGE_S`` for a message and ``query_s`` for a query, all in parallel."""
 
     def __init__(self, workers: Mapping[int, Worker], *, query_s: float, seed: int) -> None:
         self._workers, self._query_s, self._rng = workers, query_s, random.Random(seed)
@@ -61,7 +61,7 @@ class SlowNodes:
 
 
 class OneByOne(Aggregator):
-    """An aggregator that sends offer, request and receipts in separate messages."""
+    """Sends offer, request and receipts in separate messages."""
 
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()

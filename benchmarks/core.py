@@ -57,7 +57,7 @@ VOLUMES = 10
 
 @dataclass
 class Meter:
-    """Processor seconds by stage; a stage within another is not counted in the outer one."""
+    """Counts processor seconds by stage; a stage within another is not counted in the outer one."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _inner: list[float] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Meter:
 
 
 class RecordedSites:
-    """Sites that accept everything and send one recorded code, sealed anew; each reply is made when it is requested."""
+    """Stands for sites that accept everything and send one recorded code, sealed anew for each request."""
 
     def __init__(self, sites: Mapping[int, tuple[Site, Ed25519PrivateKey]], sealing: X25519PrivateKey, meter: Meter):
         self._sites, self._sealing, self._meter = sites, sealing.public_key(), meter

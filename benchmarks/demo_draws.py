@@ -89,7 +89,7 @@ class World:
 
     @property
     def picks(self) -> Picks:
-        """All voters of every site."""
+        """Return all voters of every site."""
         return [range(len(site)) for site in self.codes]
 
     def ask(
@@ -134,7 +134,7 @@ class World:
 
     @cached_property
     def tested(self) -> tuple[list[Float[np.ndarray, "c x y z"]], list[np.ndarray]]:
-        """Images and label maps of the demo's test cases."""
+        """Return images and label maps of the demo's test cases."""
         data, cases = self.public.study.data, read_dataset(self.places.split / "test").labelled
         labels = [load_label(case.label, data, mapping=dict(case.label_map)) for case in cases if case.label]
         return [load_volume(case.image, data).image for case in cases], labels

@@ -1,4 +1,4 @@
-"""Measures the processor time of ten commands' ``--help`` and of shell completion, beside ``flwr --help``, in turn."""
+"""Measures the processor time of ten commands' ``--help`` and of shell completion, in turn with ``flwr --help``."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Pace:
 
     @property
     def batched_cpu(self) -> float:
-        """Processor time of a release in a batch, divided by what is expected of this machine."""
+        """Return the processor time of a release in a batch, divided by what is expected of this machine."""
         return self.batched_cpu_s / (ROWS_A_RELEASE * self.encoded_cpu_s)
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ EARLY = QUERIES // 5
 
 
 class Measured(Wire):
-    """A transport that keeps no reply, and records memory and processor time at each message."""
+    """Keeps no reply, and records memory and processor time at each message."""
 
     def __init__(self, workers: Mapping[int, object]) -> None:
         super().__init__(workers)  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ AT_ONCE, READY_S = 4, 600.0
 
 @dataclass(frozen=True, slots=True)
 class SameForAll:
-    """A teacher that predicts equal probabilities everywhere."""
+    """Predicts equal probabilities everywhere."""
 
     data: DataConfig
 

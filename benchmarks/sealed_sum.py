@@ -104,7 +104,7 @@ def measured(sites: int, dimension: int) -> Cost:
 
 
 class MaskingSites(RecordedSites):
-    """Sites that make a mask key for each draw and mask their code; every 64th checks its peers' keys."""
+    """Stands for sites that make a mask key for each draw and mask their code; every 64th checks its peers' keys."""
 
     def __init__(self, *known: Any) -> None:
         super().__init__(*known)

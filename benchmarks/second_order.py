@@ -62,7 +62,7 @@ class How:
 
 
 class SecondOrder(VolumeMac):
-    """DP-MAC with the noisy diagonal of the last block's curvature."""
+    """Trains by DP-MAC with the noisy diagonal of the last block's curvature."""
 
     def __init__(self, setup: Setup, how: How) -> None:
         s = setup.settings

@@ -24,7 +24,7 @@ COMMAND = re.compile(r"^(?:\$ | +Example: )consilium (study init [^…\n]*--quor
 
 
 def examples() -> dict[str, str]:
-    """Every whole `study init` that is shown, without the ledger that it shares, by the file that shows it first."""
+    """Return every whole `study init` that a document shows, without ``--ledger``, by the file that shows it first."""
     found: dict[str, str] = {}
     for path in PAGES:
         for command in COMMAND.findall(path.read_text(encoding="utf-8")):

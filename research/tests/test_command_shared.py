@@ -28,7 +28,7 @@ def test_only_a_change_outside_the_records_marks_the_commit_of_a_result(
     for words in (("init", "-q"), ("add", "."), (*name, "commit", "-q", "-m", "begin")):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
     monkeypatch.setattr(module_of_commit, "__file__", str(module))
-    record.write_text("after")  # `bench utility --report` writes its register before it measures
+    record.write_text("after")  # as `bench utility --report` writes its register before measuring
     assert "-dirty" not in module_of_commit.commit()
     module.write_text("after")
     assert module_of_commit.commit().endswith("-dirty")

@@ -227,7 +227,7 @@ def test_a_cell_that_is_stopped_goes_on_at_its_last_epoch(
     def pulled(_strategy: object, x: torch.Tensor, _y: object) -> float:
         scores.append(0)
         inputs.append(x)
-        if len(scores) == 4:  # in the second epoch's figures
+        if len(scores) == 4:  # in the second epoch
             raise Pulled
         return 0.5
 

@@ -43,7 +43,7 @@ def test_the_printed_variance_is_charged_and_not_believed() -> None:
     bench = Bench(SETTING, deal(balls(42), hospitals=2), DATA, seed=0, cache=Path("unused"))
     settings = defaults("dp-sgd", epsilon=8.0, delta=1e-3)
     plan = pate.printed_plan(bench, settings, 8)
-    layers = 3  # of a network of two levels
+    layers = 3  # a network of two levels has three
     assert float(plan.event.noise_multiplier) == pytest.approx((6 / layers) ** 0.5, rel=1e-3)
     assert plan.epsilon == pytest.approx(
         pate.epsilon_of(plan.event, delta=1e-3, neighbours=Neighbours.ADD_REMOVE), rel=1e-6
@@ -70,7 +70,7 @@ def test_dp_sgd_clips_every_layer_to_4_with_the_noise_that_its_name_says(
     (settings, plan, patients), private = given[0], sum(map(len, bench.roles.private))
     assert (settings.clip, settings.per_layer, settings.neighbours) == (4.0, True, Neighbours.REPLACE_ONE)
     assert (plan.patients, patients) == (private, private)
-    assert plan.event.steps == SMALL.steps  # no more than a teacher's
+    assert plan.event.steps == SMALL.steps  # no more than a teacher has
     assert (float(plan.event.noise_multiplier) == pytest.approx(2**0.5, rel=1e-3)) != planned
     assert (0.95 < found[f"{arm}|ε|replace-one"] / SETTING.epsilon <= 1) == planned
 

@@ -59,7 +59,8 @@ def test_every_method_trains_at_the_same_terms_with_its_own_recipe() -> None:
 def test_recorded_cells_were_trained_by_todays_recipes(file: Path) -> None:
     """The documents' tables were measured with the present defaults of ``site train``."""
     for one in json.loads(file.read_text(encoding="utf-8"))["cells"]:
-        steps = {"tumours": 40, "tumours-100": 100}.get(file.stem)  # for both starts; elsewhere the default of each
+        # The same for both starts; other tasks use each start's default.
+        steps = {"tumours": 40, "tumours-100": 100}.get(file.stem)
         settings = SharedTerms(8.0, 1e-5, steps, TrainingConfig()).settings(one["method"], begun=one["begun"])
         assert one["recipe"] == {name: str(value) for name, value in settings.facts().items()}
 

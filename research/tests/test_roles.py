@@ -150,7 +150,7 @@ def test_task01_is_dealt_to_eight_teachers_of_forty_eighty_students_and_eighty_f
     for number in range(484):
         label = grid.copy()
         label[2:5, 2:5, 2:4] = 1
-        label.flat[number] ^= 1  # every case another scan
+        label.flat[number] ^= 1  # makes every scan different
         image, drawn = tmp_path / f"i{number}.nii", tmp_path / f"l{number}.nii"
         for path, array in ((image, label.astype(np.float32)), (drawn, label)):
             nib.save(nib.Nifti1Image(array, np.eye(4)), path)

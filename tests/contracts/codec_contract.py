@@ -1,5 +1,4 @@
-"""States what every codec promises. A codec's test inherits :class:`CodecContract` and names the codec;
-nothing else.
+"""States what every codec promises. A codec's test inherits :class:`CodecContract` and only names the codec.
 
 The shapes are made here: two halves of a tilted ellipsoid whose centre, size and cut vary from patient to patient.
 """
@@ -110,7 +109,7 @@ class CodecContract:
 
     def test_codes_of_different_patients_differ(self, codec: Codec, others: np.ndarray) -> None:
         codes = np.stack([codec.encode(soft(label_map)) for label_map in others])
-        assert codes.var(axis=0).sum() > 0.1 * codec.radius**2  # a collapsed code would carry nothing
+        assert codes.var(axis=0).sum() > 0.1 * codec.radius**2  # a collapsed code would carry no information
 
     def test_at_least_half_of_the_coordinates_carry_something(self, codec: Codec, others: np.ndarray) -> None:
         """Dead coordinates cost noise without information; a code uniform in the ball has variance C²/(l + 2)."""
@@ -196,7 +195,7 @@ class CodecContract:
                 bad[1] = bad[1].astype(np.int64)
             case "label":
                 bad[1] = bad[1] + 1
-            case "absent":  # no map shows the second structure, so no code would tell of it
+            case "absent":  # no map shows the second structure
                 bad = [np.where(each == 2, 1, each).astype(np.uint8) for each in bad]
             case "twice":
                 bad[1] = bad[0]

@@ -147,9 +147,8 @@ class ProtocolContract:
     def test_student_and_controls_are_made_of_different_things_and_named_by_them(self, released: Released) -> None:
         protocol, student_data = protocol_of(released.public.study), student_data_of(released)
         student = protocol.finish(student_data).inputs
-        controls = [
-            protocol.control(student_data, name) for name in CONTROLS[:2]
-        ]  # the last may need one that was trained
+        # The last control may need a trained network.
+        controls = [protocol.control(student_data, name) for name in CONTROLS[:2]]
         inputs = [student, *(training.inputs for training in controls if training is not None)]
         assert len(set(inputs)) == len(inputs) == 3
         assert protocol.finish(student_data).inputs == student

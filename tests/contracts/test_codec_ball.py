@@ -31,12 +31,12 @@ class TestBallAutoencoder(CodecContract):
         assert isinstance(codec, BallAutoencoder)
         weights = {name: array.copy() for name, array in codec.weights.items()}
         weights["encoder_dense"][:] = 0
-        if kind == "constant":  # the same code for everybody
+        if kind == "constant":  # every patient has the same code
             weights["encoder_linear"][:] = 0
             weights["encoder_dense_bias"][:] = 1
-        elif kind == "one coordinate":  # all but one dead
+        elif kind == "one coordinate":  # all other coordinates are 0
             weights["encoder_linear"][1:] = 0
-        else:  # codes hardly leave the centre
+        else:  # codes stay near the centre
             weights["encoder_dense_bias"][0] = -20 * codec.dimension
         collapsed = replace(codec, weights=weights)
         broken = []

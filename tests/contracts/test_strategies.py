@@ -28,7 +28,7 @@ class TestDpSgdWithAClipALayer(StrategyContract):
 
 
 class TestDpMac(StrategyContract):
-    """DP-MAC clips each block, whichever option is given."""
+    """Tests that DP-MAC clips each block, whichever option is given."""
 
     name = "dp-mac"
     per_layer = True

@@ -97,7 +97,7 @@ def test_rsyslog_gets_every_event_of_a_site_and_a_server_also_those_while_it_was
             for one in (of_site, of_server):
                 one.terminate()
                 assert one.wait(20) == 0
-    federation.site_ledgers["site-0"].decide(federation.study.id, "pause")  # while nobody listens
+    federation.site_ledgers["site-0"].decide(federation.study.id, "pause")  # meanwhile no log daemon listens
     with rsyslogd(tmp_path / "logs") as (_, tcp):
         again = follow(SITE_LOG, site, [f"file:{tmp_path}/site.jsonl"])
         try:

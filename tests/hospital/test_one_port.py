@@ -50,7 +50,7 @@ def test_two_studies_behind_one_port_spend_one_pool_and_end_apart(tmp_path: Path
         assert [one.state for one in gateways] == ["ready"], "the one that both studies' sites reach"
 
         with pytest.raises(RunFailed, match="quorum"):
-            supervise(second)  # site-1 has paused it
+            supervise(second)  # site-1 has paused this study
         assert {(event["site"], event["reason"]) for event in events(second, "offer-answered")} >= {
             ("site-1", "paused")
         }

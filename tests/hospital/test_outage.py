@@ -108,7 +108,7 @@ def test_a_study_goes_on_after_an_outage_of_the_hospitals_proxies(tmp_path: Path
         back = time.monotonic()
         run.join(timeout=600)
         assert not run.is_alive()
-        for error in stopped:  # offers ran out without a quorum: the operator resumes, and nothing was lost
+        for error in stopped:  # an offer expired without a quorum; the operator resumes without loss
             assert "quorum" in str(error)
             supervise(workspace)
         said = f"{len(stopped)} runs ended without a quorum"

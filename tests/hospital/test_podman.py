@@ -29,7 +29,7 @@ ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 
 
 class User:
-    """A user at the hospital without root's rights, with container images in the home directory."""
+    """Acts as a user at the hospital without root's rights, with container images in the home directory."""
 
     def __init__(self, name: str) -> None:
         entry = pwd.getpwnam(name)

@@ -88,7 +88,7 @@ def test_teachers_are_trained_by_a_job_that_is_stopped_in_between_and_charged_on
 def test_a_job_does_not_touch_a_site_whose_worker_runs(site: Path) -> None:
     (site / "logs").mkdir()
     with (site / "logs" / "daemons.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as whoever keeps the daemons holds it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the supervisor of the daemons does
         assert until(submit(site), ENDED) == "FAILED"
     assert "to fix: stop it" in (site / "job.out").read_text()
-    assert trainings(site) == []  # the ledger, made by the consent, records none
+    assert trainings(site) == []  # the consent made the ledger, which records no training

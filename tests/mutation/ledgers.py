@@ -1,7 +1,6 @@
-"""Lists mutants of code that keeps ledgers true: restores, recovery, reuse, trainings, sealed sums, texts,
-witnesses.
+"""Lists mutants of code that keeps ledgers true: restores, recovery, reuse, trainings, sealed sums, texts, witnesses.
 
-As in :mod:`tests.mutation.privacy`. No audit runs these lines: a study that is audited restores nothing.
+Rows are as in :mod:`tests.mutation.privacy`. No audit runs these lines, because a study under audit restores nothing.
 """
 
 from __future__ import annotations

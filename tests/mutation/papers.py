@@ -1,9 +1,8 @@
-"""Lists a wrong line for every row of docs/lab/papers.md, and one more for every other constant of the
-papers.
+"""Lists a wrong line for every row of docs/lab/papers.md, and one more for every other constant of the papers.
 
-A row names a file and the test that holds it; :data:`ROWS` changes a line of that file so that the item is no longer
-what the paper (or its correction) says. :data:`CONSTANTS` changes numbers and operations that a review found no test to
-notice. ``tests/test_papers_table.py`` runs each test against each change.
+A row names a file and the test that checks it. :data:`ROWS` changes a line of that file so that the item no longer
+agrees with the paper (or its correction). :data:`CONSTANTS` changes numbers and operations that no test had noticed in
+a review. ``tests/test_papers_table.py`` runs each test against each change.
 """
 
 from __future__ import annotations

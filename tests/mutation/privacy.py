@@ -14,9 +14,9 @@ from tests.mutation.runner import Mutant
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A mutant and its test; the area it belongs to; and what should see it: ``study-part`` of an audit.
+    """Holds a mutant with its test, its area, and the ``study-part`` of an audit that should notice it.
 
-    ``audit`` is a parameter of :data:`AUDIT`, and empty where a study that runs does not pass the changed line.
+    ``audit`` is a parameter of :data:`AUDIT`, and empty if a running study does not execute the changed line.
     """
 
     area: str

@@ -1,4 +1,4 @@
-"""Run a named test against a changed line of the product, and say whether the test fails.
+"""Runs a named test against a changed line of the product, and states whether the test fails.
 
 ``python -m tests.mutation.runner`` reads mutants as JSON on standard input and writes each one's outcome. The libraries
 are imported once; every mutant then runs in a fork of its own, in which the changed file is compiled in place of the
@@ -39,9 +39,9 @@ PRELOADED = (
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """Changes a line: ``before`` stands once in ``file`` and becomes ``after``; ``test`` is the pytest node that must
-    fail. ``also`` has further changes of the same file, if one line alone makes no mutant.
+    fail.
 
-    ``also`` has further changes of the same file, where one line alone is no mutant.
+    ``also`` has further changes of the same file, if one line alone makes no mutant.
     """
 
     name: str
@@ -115,7 +115,7 @@ def _run(mutant: Mutant) -> str:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-        # Plugins of other packages: no test asks for them, and pytest refuses Hypothesis's once that is imported.
+        # No test needs other packages' plugins, and pytest refuses Hypothesis's after its import.
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         with contextlib.suppress(BaseException):
             import pytest

@@ -1,10 +1,10 @@
 """Restores every file that a backup can contain, alone and together, older, newer and missing, at each point of a life.
 
 A :class:`Part` is a set of files that a backup may contain and that are restored together: a ledger with its
-write-ahead log, the standing beside it, or the deal of the patients. A life is lived in a real folder. At every point
-of the life, :func:`keep` copies the whole folder together with the facts that are then true. :func:`cases` enumerates
-every set of parts and every two points. In a case, the folder is as it was at one point, and the parts are as they were
-at the other point, or missing.
+write-ahead log, the standing beside it, or the assignment of the patients. A life is a history of commands in a real
+folder. At every point of the life, :func:`keep` copies the whole folder together with the facts that are then true.
+:func:`cases` enumerates every set of parts and every two points. In a case, the folder is as it was at one point, and
+the parts are as they were at the other point, or missing.
 
 Every file of a real folder belongs to a part, or is named as a file that no restore can harm, with the reason
 (:func:`unclassified`). A file that is added to the product later fails a test until somebody classifies it.
@@ -29,9 +29,7 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Files that are restored together: patterns of paths relative to the folder. ``*`` matches any text, slashes
-    included.
-    """
+    """Names files that are restored together by patterns below the folder. ``*`` matches any text, also slashes."""
 
     name: str
     patterns: tuple[str, ...]
@@ -42,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Moment(Generic[F]):
-    """A point of a life: a copy of the folder, and the facts at that point."""
+    """Holds a point of a life: a copy of the folder, and the facts at that point."""
 
     name: str
     folder: Path
@@ -51,7 +49,7 @@ class Moment(Generic[F]):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The folder of moment ``at``, in which ``parts`` are as at moment ``source``.
+    """Describes the folder of moment ``at``, in which ``parts`` are as at moment ``source``.
 
     If ``source`` is None, ``parts`` are missing. The parts in ``gone`` are missing too.
     """

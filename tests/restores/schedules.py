@@ -52,7 +52,7 @@ Shown = frozenset[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a ledger and its standing, and which draws and acceptances each of the two shows."""
+    """Holds a copy of a ledger and its standing, and which draws and acceptances each of the two shows."""
 
     folder: Path
     ledger: Shown
@@ -61,7 +61,7 @@ class Copy:
 
 @dataclass
 class Machine:
-    """The folder of a ledger with its standing, and all copies of them.
+    """Holds the folder of a ledger with its standing, and all copies of them.
 
     It also has what ledger and standing show, and the newest standing of each lost branch, which somebody has kept.
     """
@@ -103,7 +103,7 @@ class Machine:
 
 @dataclass
 class Server:
-    """A server's machine, with the key and the id of its ledger."""
+    """Holds a server's machine, with the key and the id of its ledger."""
 
     machine: Machine
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
@@ -111,7 +111,7 @@ class Server:
 
 
 class Life:
-    """One life. Call :meth:`live`, which raises AssertionError at the first charge that is too low."""
+    """Runs one life. Call :meth:`live`, which raises AssertionError at the first charge that is too low."""
 
     def __init__(self, root: Path, seed: int, *, standings: bool, servers: int = 1) -> None:
         self.root, self.random, self.standings = root, random.Random(seed), standings
@@ -158,7 +158,7 @@ class Life:
         acts += [self.arrive, self.forget]
         for number in range(events):
             self.random.choices(acts, (6, 2.5, 4, 1.5, 1, 1.5, 2 if self.standings else 0))[0]()
-            if number % 3 == 0:  # most of a life's time goes into looking
+            if number % 3 == 0:  # because checks take most of the time
                 self.check()
         for server in self.servers:
             for kept in reversed(server.machine.kept):
@@ -352,7 +352,8 @@ class Life:
                 site.charge_lost(*found)  # type: ignore[arg-type]
                 for study in STUDIES:
                     site.decide(study.id, "resume")
-                machine.ledger -= {one for one in machine.ledger if one[0] == "contradicted"}  # it was this one
+                # This is the ledger that was put back.
+                machine.ledger -= {one for one in machine.ledger if one[0] == "contradicted"}
         machine.show(shown)
 
     def end_alarms(self, names: Sequence[str], restored: Server | None = None) -> None:
@@ -402,7 +403,7 @@ class Life:
                     ever = self.drawn_of(name, frozenset(("draw", one) for one in range(len(self.draws))), part)
                     drawn = self.drawn_of(name, machine.ledger, part)
                     own = Counter(self.accepted[one] for kind, one in machine.ledger if kind == "accepted")
-                    known = drawn | own  # the larger number of each query
+                    known = drawn | own  # union of multisets: the larger number of each query
                     if machine.kept:  # what an unnoticed older copy lacks may count as part of a later loss
                         known = max(drawn, own, key=lambda one: (one & ever).total())
                     least = (known & ever).total()

@@ -47,12 +47,12 @@ PARTS = (
 """What of a study's folder may be restored, as far as a figure or a draw can hang on it."""
 
 HARMLESS = (
-    "study.toml",  # its hash is the study's id: another text is another study
+    "study.toml",  # another text would have another study id
     "public.json",
-    "objects/*",  # public, named by their hashes; a query's id covers them
+    "objects/*",  # public objects named by their hashes, which a query's id covers
     "sites.json",
     "sites.lock",
-    "left.json",  # whom the server asks; a site's own books decide for it
+    "left.json",  # sites to leave out; each site decides by its own ledger
     "keys/*",
     "gateway/*",
     "tls/*",
@@ -64,9 +64,9 @@ HARMLESS = (
     "run.json",
     "run.lock",
     "endpoint.json",
-    "relay/*",  # what was said, and who runs
+    "relay/*",  # messages, and the process that runs
     "site-reports/*",
-    "witnesses/*",  # heads with signatures, asked for anew at each run's end
+    "witnesses/*",  # countersigned heads, requested anew at the end of each run
     "validation.json",
     "paired.json",
     "report.json",
@@ -75,7 +75,7 @@ HARMLESS = (
     "student/*",
     "bundle/*",
     "start.pt",
-    "pairs.checkpoint",  # made of answers that were charged before
+    "pairs.checkpoint",  # computed from answers that are already charged
     "dashboard/*",
     "certificate*",
     "provision/*",
@@ -88,10 +88,10 @@ HARMLESS = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true at a point of the life.
+    """States what is true at a point of the life.
 
     These are the queries for which noise was drawn, in order; those of them for which a site has a receipt; and the
-    folder with the sites' books.
+    folder with the sites' ledgers.
     """
 
     drawn: tuple[str, ...]
@@ -101,7 +101,7 @@ class Facts:
 
 @dataclass
 class Life:
-    """A study and its sites, and what happened to them. ``draw`` counts the draws."""
+    """Holds a study and its sites, and what happened to them. ``draw`` counts the draws."""
 
     root: Path
     drawn: list[str] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Life:
             yield {name: stack.enter_context(self.hospital(name)) for name in SITES}
 
     def hospital(self, name: str) -> SiteLedger:
-        caps = Caps(budget=Budget(epsilon=50.0, delta=1e-3))  # the server's budget is what is looked at
+        caps = Caps(budget=Budget(epsilon=50.0, delta=1e-3))  # wide caps, because these tests check the server's budget
         return SiteLedger.open(self.sites / name / "site-ledger.sqlite", f"{name}-mri", caps=caps, site=name)
 
     def begin(self) -> None:
@@ -262,7 +262,7 @@ def knowable(case: Case, moments: list[Moment[Facts]]) -> int:
     if not (case.older("ledger") and case.older("standing")):
         return len(facts.drawn)
     if "standing" in case.gone or ("standing" in case.parts and case.source is None):
-        return len(facts.drawn)  # that it is missing is seen, and all that was left counts as spent
+        return len(facts.drawn)  # a missing ledger is noticed, and everything left counts as spent
     left = case.source if "ledger" in case.parts else None if "ledger" in case.gone else case.at
     rows = () if left is None else moments[left].facts.drawn
     return len(rows) + sum(query in facts.receipted for query in facts.drawn[len(rows) :])

@@ -47,8 +47,8 @@ PARTS = (
 """The books of a site's folder. A site's codes lie in its ledger."""
 
 HARMLESS = (
-    "witnesses/*",  # an older copy signs a longer fork at most: docs/adr/0037-witnesses.md
-    "study.toml", "request.json",  # consented to: the ledger has the text, and a worker compares them
+    "witnesses/*",  # an older copy can at most sign a longer fork: docs/adr/0037-witnesses.md
+    "study.toml", "request.json",  # the ledger has the consented text, and a worker compares them
     "site-ledger.key",  # docs/ledger.md, Keys: another one cannot open the ledger
 )  # fmt: skip
 """What of the books no restore can harm."""
@@ -56,7 +56,7 @@ HARMLESS = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true at a point of the life.
+    """States what is true at a point of the life.
 
     These are the accepted queries, in order; the receipts that the server made, and those that arrived; whether the
     site has paused or left the study; and whether the patient has left.
@@ -71,7 +71,7 @@ class Facts:
 
 @dataclass
 class Life:
-    """A site's folder and what happened there."""
+    """Holds a site's folder and what happened there."""
 
     root: Path
     world: World
@@ -166,7 +166,7 @@ def known_of(case: Case, moments: list[Moment[Facts]]) -> Facts | None:
     if not (case.older("ledger") and case.older("standing")):
         return moments[case.now].facts
     if "standing" in case.gone or ("standing" in case.parts and case.source is None):
-        return moments[case.now].facts  # that it is missing is seen, and all that was left counts as spent
+        return moments[case.now].facts  # a missing ledger is noticed, and everything left counts as spent
     left = case.source if "ledger" in case.parts else None if "ledger" in case.gone else case.at
     return None if left is None else moments[left].facts
 
@@ -204,7 +204,7 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
         least |= receipted & set(facts.accepted)
         assert ledger.spent().mu_squared >= len(least) * COST, "less is charged than was accepted"
         assert ledger.books.spent_in(STUDY.id).mu_squared >= len(least) * COST, "less is charged in the study"
-        told = not (case.older("ledger") and case.older("standing"))  # else a person must tell it again
+        told = not (case.older("ledger") and case.older("standing"))  # otherwise a person must give the decision again
         if told and facts.patient_left:
             assert [one.weights for _, one in ledger.books.teachers.patients.values()] == [WEIGHTS], (
                 "a patient came back"
@@ -223,7 +223,7 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
             except Refused:
                 outcome = outcome or "went on, to its budget"
         assert ledger.spent().mu_squared == before + new * COST, "a free acceptance"
-    if known != facts and "refused" not in outcome:  # a whole machine was rolled back and went on
+    if known != facts and "refused" not in outcome:  # a whole machine was rolled back, and its site continued
         recover_own(life.folder, standing=kept, charge_all=False)
         if newest.exists():  # the copy may be from before the newest caps
             shutil.copy(newest, life.folder / "site.toml")

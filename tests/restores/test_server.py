@@ -1,9 +1,8 @@
-"""Tests a study's server after any restore of its files: it refuses with a remedy, or its figures count every
-draw.
+"""Tests a study's server after any restore of its files: it refuses with a remedy, or its figures count every draw.
 
 The oracle counts draws where noise is drawn. One thing nobody can know (docs/ledger.md, "What nobody notices"): a draw
-whose row and standing are gone and whose receipt reached no site. :func:`knowable` is written out from what is left
-after a restore, not from what the product found.
+whose row and standing are gone and whose receipt reached no site. :func:`knowable` is computed from what is left after
+a restore, not from what the product found.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 vetoes.
 
 The oracle is what happened (``site_life``). One thing nobody can know (docs/ledger.md, "What nobody notices"): what was
-accepted or said since the copy where ledger and standing were both rolled back and no receipt tells of it.
+accepted or said since the copy, if ledger and standing were both rolled back and no receipt shows it.
 """
 
 from __future__ import annotations

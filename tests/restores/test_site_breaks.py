@@ -86,7 +86,7 @@ def test_teachers_restored_from_the_middle_of_a_training_draw_no_step_again_with
     assert "--again" in said
     assert hospital.printed() == once
     hospital.check()
-    for _ in range(3):  # each a training of its own
+    for _ in range(3):  # three separate trainings
         hospital.train(again=True)
         hospital.check()
         put_back(hospital, middle, "teachers")
@@ -116,7 +116,7 @@ def test_a_journal_older_than_what_was_drawn_draws_no_step_again(start: Start) -
     hospital = start()
     hospital.train(die_after=1)
     middle = copy(hospital, "teachers")
-    hospital.train(die_after=2)  # further, and not to the end: no hash tells
+    hospital.train(die_after=2)  # an incomplete training leaves no hash of a teacher
     put_back(hospital, middle, "teachers")
     assert "2 of the training's" in str(refused(hospital.train)) or "3 of the training's" in str(
         refused(hospital.train)
@@ -134,7 +134,7 @@ def test_an_older_slots_file_moves_nobody_to_another_voter(start: Start) -> None
     add_patients(hospital.site.parent / "set", range(10))
     hospital.train(private=False)
     hospital.serve()
-    for _ in range(4):  # the deal is random: an older file that is dealt anew moves somebody nearly always
+    for _ in range(4):  # assignment is random, so repeating it from an older file nearly always moves somebody
         put_back(hospital, older, "teachers/slots.json")
         refused(lambda: hospital.train(private=False, crash=[1]))
         refused(hospital.serve)
@@ -232,7 +232,7 @@ def test_teachers_of_before_site_toml_leave_no_figure_while_one_of_them_is_there
     hospital = start("hospital")
     for voter in range(2):
         write_teacher(hospital.site / "teachers" / f"voter-{voter:03d}", seed=voter)
-    hospital.train(crash=[1])  # exit 7: voter 1 still has its teacher of before
+    hospital.train(crash=[1])  # exit 7: voter 1 keeps its earlier teacher
     assert hospital.printed() == [None, None]
     hospital.train()
     assert None not in hospital.printed()

@@ -1,13 +1,12 @@
-"""Tests a hospital after any restore of its files: it refuses with a remedy, or keeps every promise to its
-patients.
+"""Tests a hospital after any restore of its files: it refuses with a remedy, or keeps every promise to its patients.
 
-After each restore a person does what they would do: looks at the status, starts the worker, trains (one voter dies
-the first time, exit 7), trains with newcomers, and follows whatever remedy a refusal names. Then no ε is printed
-below the truth, no withdrawn patient votes or is trained on, no patient is in two served voters, and no step of a
-private training was drawn without a charge.
+After each restore a person looks at the status, starts the worker, trains (one voter dies the first time, exit 7),
+trains with newcomers, and follows the remedy that a refusal names. Then no ε is printed below the truth, no withdrawn
+patient votes or is trained on, no patient is in two served voters, and no step of a private training was drawn without
+a charge.
 
-Two things nobody can know here, where ledger and standing are both older than the latest: what was served since, and,
-where the journals are older too, what was drawn. The server's next receipt tells of such a machine (docs/ledger.md).
+Two things nobody can know here if ledger and standing are both older than the latest: what was served since, and, if
+the journals are older too, what was drawn. The server's next receipt reveals such a machine (docs/ledger.md).
 """
 
 from __future__ import annotations
@@ -61,21 +60,21 @@ LEAVING = (
 )
 """Further parts of a hospital that adapts the student."""
 HARMLESS = (
-    "site-ledger.key",  # the same for life; the ledger is not opened for writing without it
-    "declined.json",  # an older one forgets an offer: accepted if brought again within minutes, and charged
-    "study.toml",  # no worker starts on another than was consented to: tests/client/site
+    "site-ledger.key",  # it never changes, and the ledger cannot be written without it
+    "declined.json",  # an older one forgets a declined offer, which would be accepted within minutes and charged
+    "study.toml",  # no worker starts with another study: tests/client/site
     "ca.crt",
     "node/keys/*",
     "teachers/.lock",
-    "teachers/cases.json",  # what was left out, for the site's own eyes
-    "student/*",  # compared with what the server signed: tests/client/adapting
+    "teachers/cases.json",  # cases that were left out; only the site reads it
+    "student/*",  # compared with the server's signature: tests/client/adapting
 )
 ALL = os.environ.get("CONSILIUM_RESTORES") == "all"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true at a moment."""
+    """States what is true at a moment."""
 
     truth: Truth
     patients: int
@@ -83,7 +82,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Life:
-    """A life that was lived, and the folder in which its copies are examined."""
+    """Holds a finished life, and the folder in which its copies are examined."""
 
     name: str
     moments: list[Moment[Facts]]
@@ -168,7 +167,7 @@ def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 class Person:
-    """A person who does exactly what a refusal names as the remedy."""
+    """Acts as a person who does exactly what a refusal names as the remedy."""
 
     def __init__(self, hospital: Hospital, moments: list[Moment[Facts]]) -> None:
         self.hospital, self.first, self.again = hospital, moments[0].folder, False
@@ -242,7 +241,7 @@ def look(life: Life, case: Case, folder: Path, facts: Facts) -> str:
     hospital = Hospital(folder, deepcopy(facts.truth))
     hospital.asked, person = 1000, Person(hospital, life.moments)
     blind = case.older("ledger") and case.older("standing")
-    if blind and case.older("slots"):  # nothing is left of a withdrawal until a person repeats it
+    if blind and case.older("slots"):  # no file shows a withdrawal until a person repeats it
         hospital.truth.withdrawn.clear()
         hospital.truth.doubtful.clear()
 

@@ -1,8 +1,7 @@
-"""Runs a hospital that trains, serves, withdraws and restores, and records the truth apart from its own
-files.
+"""Runs a hospital that trains, serves, withdraws and restores, and records the truth apart from its own files.
 
-Its commands are the production ones; only the mathematics of a step is left out. What a step would have drawn is
-written into a log that no restore touches: which patients each step touched, which of them each teacher was made of.
+Its commands are the production ones; only the mathematics of a step is left out. A log that no restore touches records
+what each step would have drawn: which patients it touched, and which of them each teacher was made of.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Killed(BaseException):
 
 @dataclass
 class Truth:
-    """The steps that really happened, counted apart from the hospital's files."""
+    """Holds the steps that really happened, counted apart from the hospital's files."""
 
     steps: dict[str, list[float]] = field(default_factory=dict)
     """By patient: the noise multiplier of every step that touched the patient."""

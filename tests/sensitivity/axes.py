@@ -1,8 +1,8 @@
 """Lists every option that study and site files admit, and the values that the sensitivity check tries.
 
-``AXES`` names the options that stand between a patient's file and the site's sum; ``ELSEWHERE`` the others, each with
-the reason why none of its values can move a sum. A test holds both against the fields of the configuration classes
-themselves, so a new option without a place here fails it.
+``AXES`` names the options that can change the way from a patient's file to the site's sum. ``ELSEWHERE`` names the
+others, each with the reason why none of its values can move a sum. A test compares both with the fields of the
+configuration classes, so a new option that is in neither fails it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Choice = dict[str, Value]
 """Axis → value: one configuration."""
 
 CLASSES = (
-    *dict.fromkeys(SECTIONS.values()),  # teachers' and student's recipes are of one class
+    *dict.fromkeys(SECTIONS.values()),  # teachers and student share one class of recipe
     Study,
     PrivateSettings,
     DatasetSettings,

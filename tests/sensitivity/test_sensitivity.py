@@ -183,7 +183,7 @@ def test_a_whole_hospital_moves_its_sum_by_what_is_charged_and_nothing_public(in
         assert other.public == base.public, name
         for mine, theirs in zip(base.sums, other.sums, strict=True):
             assert norm(mine - theirs) <= 2 * voters * R
-            assert norm(mine) <= voters * R  # against the zero code: relation zero-out
+            assert norm(mine) <= voters * R  # compared with the zero code, as in relation zero-out
             assert norm(theirs) <= voters * R
 
 
@@ -196,7 +196,7 @@ def test_a_training_stopped_at_any_step_and_begun_again_moves_no_other_voter(ind
     steps = 4 if "PrivateSettings.strategy" in choice else 3
     for stop in range(steps) if index in FAST else (index % steps,):
         base = run(World(site), site, tmp_path / f"base-{stop}", choice, interrupt=stop)
-        assert [len(own) for own in base.steps] == [len(own) for own in whole.steps]  # no step more than was planned
+        assert [len(own) for own in base.steps] == [len(own) for own in whole.steps]  # exactly the planned steps
         other = run(EXCHANGES["exchanged"](site, victim), site, tmp_path / f"other-{stop}", choice, interrupt=stop)
         check(base, other, voter=voter, choice=choice, name=f"stopped after {stop} steps")
 
@@ -208,7 +208,7 @@ def test_every_option_of_study_and_site_has_a_place_in_the_check() -> None:
     assert len(CLASSES) == len(set(CLASSES))
 
 
-# ---- faults put back -------------------------------------------------------------------------------------------------
+# ---- former faults -------------------------------------------------------------------------------------------------
 
 
 _found: dict[tuple[str, str], bool] = {}
@@ -320,7 +320,7 @@ def test_one_voters_failure_that_silences_all_is_found(tmp_path: Path, monkeypat
         try:
             return real(self, ask, *rest)  # type: ignore[arg-type]
         except Exception as error:
-            raise SystemExit from error  # past the handler of one voter
+            raise SystemExit from error  # not caught by the handler of one voter
 
     def whole(self: Worker, query: QuerySpec) -> tuple[np.ndarray, str]:
         try:

@@ -83,9 +83,7 @@ NOW = 1_800_000_000_000
 
 @dataclass(frozen=True)
 class Scan:
-    """Holds ``image`` [c, x, y, z] and ``label`` [x, y, z]; ``stem`` is its name, ``damage`` says how its file is
-    damaged.
-    """
+    """Holds ``image`` [c, x, y, z] and ``label`` [x, y, z] of name ``stem``; ``damage`` describes a damaged file."""
 
     stem: str
     image: np.ndarray
@@ -126,10 +124,9 @@ def make_site(choice: Choice) -> dict[str, tuple[Scan, ...]]:
 
 @dataclass(frozen=True)
 class World:
-    """Holds a site's data and its changes; ``renamed`` maps a new name to the slot's old one. The voter of patient
-    ``crash`` cannot be trained; that of ``breaks`` fails at every question.
+    """Holds a site's data and its changes; ``renamed`` maps a new name to the slot's old one.
 
-    ``crash``: the voter of this patient cannot be trained; ``breaks``: it fails whenever it is asked.
+    The voter of patient ``crash`` cannot be trained; that of ``breaks`` fails at every question.
     """
 
     site: Site
@@ -536,11 +533,10 @@ class _Stop(Exception):
 
 @dataclass
 class Coupling:
-    """Holds the draws that all worlds share, and records the integer sums of private trainings by voter. A draw depends
-    only on voter and step, never on data, so that worlds can be compared. ``frozen`` is as in :func:`run`.
+    """Holds the draws that all worlds share, and records the integer sums of private trainings by voter.
 
-    A draw is a function of the voter and the step alone, which is what makes two worlds comparable: none of them reads
-    data. ``frozen`` as in :func:`run`.
+    A draw depends only on voter and step, never on data, so that worlds can be compared. ``frozen`` is as in
+    :func:`run`.
     """
 
     frozen: bool
@@ -606,7 +602,7 @@ class Coupling:
 
 
 class _Batches:
-    """The production sampler, with coins that depend only on voter and step."""
+    """Stands for the production sampler, with coins that depend only on voter and step."""
 
     def __init__(self, make: Callable[[Entropy], Sampler], voter: int) -> None:
         self._make, self._voter = make, voter
@@ -738,7 +734,7 @@ def _answers(
 
 
 class Share:
-    """A site's share of the noise, equal in every world, and a record of each draw's size and standard deviation."""
+    """Draws a site's share of the noise, equal in every world; records each draw's size and standard deviation."""
 
     def __init__(self) -> None:
         self.drawn: list[tuple[int, Fraction]] = []

@@ -63,7 +63,7 @@ def mechanism(given: Case, *, dimension: int) -> Mechanism:
 def noise_shares(given: Case) -> Case:
     entropy = bytes.fromhex(given["entropy"])
     share = share_std(mechanism(given, dimension=len(entropy) // 8), sites=given["sites"])
-    drawn = iter((entropy,))  # a sample that these bits do not settle would ask for more
+    drawn = iter((entropy,))  # a sample that needs more bits raises StopIteration
     return {
         "share_std": rational(share),
         "noise": sample(len(entropy) // 8, share, entropy=lambda count: next(drawn)).tolist(),

@@ -38,7 +38,7 @@ RUN = CliRunner()
 
 
 class Planned(Exception):
-    """Raised in place of a training's charge, with the training."""
+    """Carries a training out of the place where it would be charged."""
 
     def __init__(self, task: VoterTask) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A site whose data vanish, or were not mounted, spends nothing, keeps its teachers and is told what to do."""
+"""Tests that a site whose data vanished or were not mounted spends nothing, keeps its teachers and says what to do."""
 
 from __future__ import annotations
 

@@ -620,7 +620,7 @@ def test_a_site_that_answered_no_offer_is_asked_again_when_the_others_do_not_rea
 
 
 class WorkerAway(Wire):
-    """From the first request for codes on, site-1's network process runs without its worker."""
+    """Runs site-1's network process without its worker from the first request for codes on."""
 
     def _handled(self, node, message):
         if node == 101 and part(body_of(message), CodesRequest):
