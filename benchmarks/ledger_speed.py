@@ -37,11 +37,12 @@ from tests.worlds import make_study
 BATCH, DIMENSION, SITES = 64, 64, ("aachen", "bergen", "cadiz")
 
 ROWS = [{"row": number, "pools": [f"{site}-mri" for site in SITES], "noise": "16385/128"} for number in range(BATCH)]
-"""What is encoded in the same run for comparison: the ledger's work is Python's, as this is."""
+"""Rows encoded in the same run for comparison, because the ledger's work is mostly Python's, too."""
 
 ROWS_A_RELEASE = 29.0
-"""Processor time of a release in a batch as a multiple of that of one of :data:`ROWS`: 28.5 to 31 in eight runs, quiet
-and beside three busy processes, on a machine whose speed changed by half meanwhile.
+"""Processor time of a release in a batch, divided by that of one of :data:`ROWS`.
+
+Eight runs gave 28.5 to 31, quiet and beside three busy processes, on a machine whose speed changed by half meanwhile.
 """
 
 

@@ -26,7 +26,7 @@ SITE: dict[str, type] = {
     "dataset": DatasetSettings,
 }
 OF_A_DIRECTORY = {"server", "caps", "allow", "dataset", "share", "root", "holder"}
-"""Fields of a site that are sections of their own, or no key of the file."""
+"""Fields of a site that are sections of their own, or that are no key of the file."""
 
 HEAD = f"""# Configuration
 

@@ -50,7 +50,7 @@ WALKS = {
     "How do I add a key to a study's file?": "contributing.html#add-a-key-to-a-studys-file",
     "Why no existing secure aggregation?": "adr/0022-sealed-sum.html",
 }
-"""A reader's question → the page and heading where its answer stands."""
+"""A reader's question → the page and heading with its answer."""
 
 
 @cache

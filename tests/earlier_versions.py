@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 OLDER = "cf80b2445d11141c0d41feb62a33fa33d75660f3"
-"""The last commit of 0.1.0. What older ones say is not signed, and is not accepted."""
+"""The last commit of 0.1.0. Messages of older versions are not signed, and are refused."""
 RELEASED = "50af04f179035765e00a9dfdac4acb0f8fc6ea1c"
-"""0.2.0."""
+"""The commit of release 0.2.0."""
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:

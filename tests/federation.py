@@ -103,7 +103,7 @@ class Federation:
     """Holds K hospitals and one server, with everything on disk under ``root``."""
 
     frame: CodecRecord | None = None
-    """The frame of a joint query, once a test has made one."""
+    """The frame of a joint query, after a test has made one."""
 
     def __init__(
         self,

@@ -38,14 +38,14 @@ EVERYDAY = {"answer", "batch", "code", "core", "draw", "frame", "head", "m", "of
 
 _LINK = re.compile(r"\[([^\]\[]+)\]\((?:\.\./|docs/)?glossary\.md#[\w-]+\)")
 _BEFORE = r"""(?<![\w/.{"-])(?<!\w\()"""
-"""What a word of running text does not follow: parts of names, formulas and quotations."""
+"""Text after which no word is linked: parts of names, formulas and quotations."""
 _KEPT = re.compile(
     r"^ *```.*?^ *```$|<!-- (?:recorded|results): .*?<!-- (?:\w+: )?end -->|^\|[^\n]*$|^#[^\n]*$|^    [^\n]*$"
     r"|^- `\w+`: [^\n]*$"
     r"|`(?:[^`\n]|\n(?!\n))*`|!?\[(?:[^\]\[]|\[[^\]]*\])*\]\([^)]*\)|<[^>\n]*>",
     re.DOTALL | re.MULTILINE,
 )
-"""What is not running text: code, tables, headings, links, tags and the list of public names."""
+"""Text that is not running text: code, tables, headings, links, tags and the list of public names."""
 
 
 def words() -> dict[str, str]:

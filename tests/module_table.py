@@ -17,7 +17,7 @@ DOCUMENTS = {
     ROOT / "docs" / "architecture.md": ("common", "server", "client", "consilium"),
     ROOT / "research" / "README.md": ("research",),
 }
-"""A document, and whose modules it names."""
+"""A document, and the packages whose modules it names."""
 
 _HEADING = re.compile(r"^### `([\w/]+)/`")
 _ROW = re.compile(r"^\| `(\w+)` \|")

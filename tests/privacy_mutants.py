@@ -24,7 +24,7 @@ RECORD = ROOT / "benchmarks" / "results" / "privacy" / "mutants.json"
 TABLE = ROOT / "docs" / "lab" / "privacy-mutants.md"
 TIMEOUT_S, AT_ONCE = 600, 12
 AUDITED = {KILLED: "alarm", SURVIVED: "silent", BROKEN: "cannot run", "": "not run"}
-"""What the table says of an audit, by the outcome of its test."""
+"""The table's word for an audit, by the outcome of its test."""
 
 Seen = Mapping[str, Mapping[str, str]]
 """By mutant name: the hash of the ``row`` that was run; the outcomes of its ``test`` and ``audit`` (empty: not run)."""

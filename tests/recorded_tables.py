@@ -98,16 +98,16 @@ BARS = {
     "silo_dp_sgd_mean": "the mean of their weights",
     "all_data": "all patients, no privacy",
 }
-"""Networks of the same (ε, δ) for one patient that the student is compared with, and one without privacy."""
+"""Networks with the same (ε, δ) for one patient with which the student is compared, and one without privacy."""
 
 WAYS_MEASURED = {
     "forty of hippocampus": "home/hippocampus-40-development",
     **{task: f"{file}-development" for task, file in AT_HOME.items()},
 }
-"""Dataset → its record of every way of adapting on development cases."""
+"""Dataset → its record of every way to adapt, on development cases."""
 
 PARTS = ("development", "report")
-"""The parts of the cases, as the ends of these names."""
+"""The parts of the cases, with which these names end."""
 
 
 def figure(value: float, *, digits: int = 3, sign: bool = False) -> str:

@@ -24,7 +24,7 @@ DATASETS = {
     "ACDC_ED": "hearts (ACDC)",
     "TCGA_LGG": "tumours (LGG)",
 }
-"""The dataset's folder → what the table calls it."""
+"""The dataset's folder → its name in the table."""
 SETTINGS = (("hospital", 8.0, 1e-3), ("patient", 8.0, 1e-5), ("patient", 2.0, 1e-5))
 """Unit, ε, δ."""
 HEAD = (
@@ -45,9 +45,9 @@ SCORED = {
     "development": "**development cases**",
     "all": "**all cases, chosen in sight of them**",
 }
-"""The part of the cases → what the table says of it; records from before the parts say none."""
+"""The part of the cases → its words in the table; older records name no part."""
 FIRST = ("report", "all", "development")
-"""Whose figures a row shows: the first of these that was recorded."""
+"""The parts whose figures a row may show; it shows the first one that was recorded."""
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ VARIES = (
     (r"\d+\.\d GiB free", "… GiB free"),
     (r"within \d s of", "within … of"),
 )
-"""Keys, dates, ids drawn afresh, room on a disk, and how long something took."""
+"""Patterns of text that varies: keys, dates, fresh ids, free disk space, and durations."""
 
 
 def shown(path: str) -> Iterator[tuple[str, list[str]]]:

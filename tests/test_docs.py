@@ -202,7 +202,7 @@ def test_the_documents_make_a_site_in_which_every_page_has_its_place_and_no_link
 
 
 STOP_WORDS = {"all", "from", "like", "to"}
-"""Options that are words the search leaves out everywhere."""
+"""Options that are stop words, which the search ignores on every page."""
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ NO_RESULTS = {
     ("docs/privacy.md", "what holds"): "theorems, their bounds and tests",
     ("docs/privacy.md", "ε, δ"): "constants; held by tests/common/privacy/test_accounting.py",
 }
-"""Document and first words of a table with figures that nobody measured → what they are."""
+"""Document and first words of a table whose figures are no measurements → what they are."""
 GENERATED = {"docs/commands.md", "docs/configuration.md", "docs/messages.md"}
 
 

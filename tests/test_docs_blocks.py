@@ -29,7 +29,7 @@ DRAWINGS = {
     "docs/architecture.md": ("study.toml  sites.json", "site.toml   request.json"),
     "docs/ledger.md": ("student   =",),
 }
-"""Blocks that nothing runs: two lists of files, one of formats. No command and no code."""
+"""Blocks that nothing runs: two lists of files, and one of formats."""
 
 
 @dataclass(frozen=True)

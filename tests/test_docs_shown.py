@@ -154,7 +154,7 @@ TYPED = {
     ("docs/deployment.md", "consilium site join"): "consilium site join --from site --kit kit-second",
     ("docs/data.md", "consilium site doctor"): "consilium site doctor --site-dir site --data data/north",
 }
-"""Document and beginning of a command with output → as it was typed in :func:`printed`."""
+"""Document and beginning of a command with output → the command as typed in :func:`printed`."""
 
 
 @pytest.mark.parametrize(("path", "command"), TYPED)

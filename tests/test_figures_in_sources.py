@@ -18,11 +18,11 @@ PACKAGES = ("common", "server", "client", "consilium", "research", "benchmarks")
 FIGURES = "common/privacy/figures.py"
 
 NAME = re.compile(r"(^|_)(epsilons?|eps|deltas?|budget|cap|noise(_\w+)?)(_|$)")
-"""Words of a name that holds an ε, a δ or a size of noise, alone or between underscores; ``timedelta`` is one word."""
+"""Words of a name for an ε, a δ or a size of noise, alone or between underscores; ``timedelta`` is one word."""
 BEFORE = re.compile(
     r"(ε|δ|σ|\bz|noise multiplier|\b(epsilon|delta))\s*\)?\s*(=|≤|<|>|≥|:|of|is|at most|above|below)?\s*$"
 )
-"""Text that ends where an ε, a δ, a z or a σ is about to be written."""
+"""Text that ends just before an ε, a δ, a z or a σ is written."""
 ROUNDED = re.compile(r"[.\d,]*[eEfFgGn%]$|\.\d+$")
 """A format specification that rounds."""
 
@@ -31,7 +31,7 @@ KEYS_OF_CELLS = {
     "research/volumes.py:id",
     "common/privacy/gaussian.py:_between_boundaries",
 }
-"""Functions that make a file's name out of a setting, which must stay what it was, and the sampler's own draw."""
+"""Functions that make a file's name from a setting, which must not change, and the sampler's own draw."""
 
 
 def python_sources() -> list[Path]:

@@ -19,7 +19,7 @@ from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
-"""Of :data:`STUDY` and the patients :func:`write_case` writes."""
+"""Data settings of :data:`STUDY` and of the patients that :func:`write_case` writes."""
 
 SMALL_CODEC = CodecConfig(max_dimension=6, augmentations=0)
 

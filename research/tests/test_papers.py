@@ -104,8 +104,7 @@ TABLE_2 = {
     ("usps", "dp-sgd-paper", 8.0): {"batch": 500, "epochs": 100, "rate": 100, "clip": 0.01, "optimizer": "sgd"},
     ("usps", "dp-sgd-paper", 1.0): {"batch": 250, "epochs": 100, "rate": 50, "clip": 0.01, "decay": 0.99},
 }
-"""Table 2 of the DP-MAC paper. The paper prints its last column shifted by a row. The values here are those of the
-authors' program.
+"""Table 2 of the DP-MAC paper, whose last column is printed one row off. The values are those of the authors' program.
 """
 TABLES = {
     ("mnist", "dp-mac", 2.0): {"batch": 2000, "epochs": 30, "rate": 0.03, "decay": 0.92, "clip": 0.3, "output": "bce"}

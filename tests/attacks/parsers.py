@@ -111,7 +111,7 @@ TOKENS = [
     *(DEEP, "{a=" * 900 + "1" + "}" * 900, '{"a":' * 3_000 + "1" + "}" * 3_000, "[[]]", '["a", 1]', "'" * 3),
     *("a." * 400 + "a = 1", '"' + "x" * 200_000 + '"', "x" * 200_000, "\0", "\r", "\n", ",", ";", "=", '"', "\ufeff"),
 ]
-"""What takes a token's place in a text."""
+"""Replacements for a token of a text."""
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1.5, 2**63, 10**400, 1e308, -1e308, "", "\ud800", "\0", "\u202e", "x" * 100_000, "1/0"),
     *([], {}, [[]], [{}], {"": 0}, "0" * 64, "é" * 64, "0x1.8p+1", "0x1.8p+9999", "nan", "AAAA", "../x", [0] * 501),
@@ -132,7 +132,7 @@ HEADERS = [
     b"{'descr': '\\N{x}', 'shape': ()}",
     b"\x0c \tif",
 ]
-"""What takes the place of an array's header, which numpy reads as Python."""
+"""Replacements for an array's header, which numpy reads as Python."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def changed_json(data: bytes, draw: random.Random) -> bytes:
 
 
 FIELDS = ((40, 16), (70, 4), (76, 32), (108, 12), (123, 1), (252, 4), (256, 24), (280, 48), (0, 4))
-"""Of a NIfTI header: where each begins, and its bytes."""
+"""Fields of a NIfTI header: the offset of each, and its number of bytes."""
 
 
 def changed_nifti(data: bytes, draw: random.Random) -> bytes:

@@ -50,7 +50,7 @@ volume.free_memory_bytes = partial(free_memory_bytes, root=Path(sys.argv.pop(1))
 from client.operations.serve import main
 main()
 """
-"""The worker's daemon, which takes this folder for that in which a container sees its own group."""
+"""The worker's daemon, which takes this folder for the one in which a container sees its own group."""
 
 
 def limit_of_compose() -> int:
@@ -106,7 +106,7 @@ VOLUMES = {
     "as many voxels as may be, of eight bytes": lambda: raw((300, 300, 300), "float64", spacing=1.395),
 }
 REFUSED = 3
-"""So many of them can never be held: they are refused by what their headers say. The last may be read."""
+"""Number of volumes that never fit and are refused by their headers; the last volume may be read."""
 
 
 def test_no_public_volume_ends_a_worker_in_the_memory_of_its_container(tmp_path: Path) -> None:

@@ -27,13 +27,14 @@ ROOT = Path(__file__).resolve().parents[2]
 HONEST = ("north", "south")
 ROGUES = {"brook": "missing_child", "cliff": "never_comes", "delta": "flood"}
 REASONS = {"brook": {"malformed"}, "cliff": {"malformed"}, "delta": {"malformed", "unsigned"}}
-"""What the events may say of each: of the flood one reply is read, and one that came whole carries no signature."""
+"""Reasons that the events may state for each site. Of the flood, one reply is read; it is complete but unsigned."""
 COLLECTION = CollectionConfig(batch_size=QUERIES // 2, offer_deadline_s=90, deadline_s=60, patience_s=60)
-"""The second attacker's reply is waited for as long as the patience: this is most of the test's time. On a busy machine
-the flood's 60 MiB take longer than 30 s.
+"""Waits for the second attacker's reply as long as the patience, which takes most of the test's time.
+
+On a busy machine the flood's 60 MiB take longer than 30 s.
 """
 MOST_STORED = 2 * rogue_node.FLOOD_BYTES + (48 << 20)
-"""One reply of the flood, once in the database and once in the log before it, and room for all else."""
+"""Room for one reply of the flood, in the database and in the log before it, and for everything else."""
 
 
 def rogue(road: Road, name: str, *, said: Path) -> DaemonSpec:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 SITES, QUERIES = 4, 60
 Message = tuple[int, int, tuple[str, ...]]
-"""Who sent it, for which draw, under which roster's mask keys."""
+"""The sender, the draw, and the roster whose mask keys were used."""
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ OTHER, ABSENT = "f" * 64, "absent"
 WHOLE = [0, -1, 2, 3, 2**31, 2**63 - 1, 10**30, True, 1.0, -0.0, float("nan"), float("inf"), "1", None, [1], {}]
 TEXTS = ["", "0" * 64, OTHER, "zero", "codec", "A" * 64, "\uff11" * 64, "a" * 64 + "\n", None, 1]
 NUMBERS = ["nan", "inf", "-1/1", "0/1", "1/0", "-0/1", "1e9", "\u0661/1", 1.0, 5e-324, 1, True, None]
-"""What takes the place of the noise, beside rationals that are near it."""
+"""Replacements for the noise, besides rationals that are near it."""
 
 QUERY = {field.name for field in fields(QuerySpec) if field.init}
 MECHANISM = {field.name for field in fields(Mechanism)}

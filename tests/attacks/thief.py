@@ -52,7 +52,7 @@ def main(grid, context):
     out.with_suffix(".part").rename(out)
 """,
 }
-"""An app whose server half tries four files of a study's that nobody else may have, and one of SuperLink's."""
+"""An app whose server half tries to read four private files of a study and one of SuperLink's."""
 
 
 @dataclass(frozen=True)

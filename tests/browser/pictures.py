@@ -46,12 +46,12 @@ SELECTED = (
     *("finished-ledger-390", "finished-labels-1440", "finished-label-1440", "finished-label-1440-dark"),
     *("finished-student-1440-dark", "finished-studies-1440", "finished-planner-1440", "finished-planner-390-dark"),
 )
-"""What docs/dashboard.md shows."""
+"""The pictures that docs/dashboard.md shows."""
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 STATES = ("none", "before", "running", "alarm", "broken", "gone", "finished", "not-proven", "worse")
 GIVEN = "given"
-"""The state of a study that exists."""
+"""The state of an existing study that was given by ``--study``."""
 
 
 def make_states(root: Path) -> Mapping[str, Workspace]:

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 PAGES = (*(path[1:] for path, _, _ in NAVIGATION), "ledger/7")
 SLOW = (os.cpu_count() or 1) < 4
-"""A machine that shares two cores draws no frame in time."""
+"""True on a machine with so few cores that it draws no frame in time."""
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 

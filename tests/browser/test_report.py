@@ -15,7 +15,7 @@ from tests.report_facts import make_facts
 pytestmark = pytest.mark.slow
 
 PICTURES = 11
-"""As many as a demo shows."""
+"""Number of pictures in a demo's report."""
 MOST_PX = 4000
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 

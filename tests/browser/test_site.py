@@ -36,7 +36,7 @@ SEARCHED = {
     "GPU": "start/hospital.html#what-you-need",
     "colluders": "concepts/sealed-sum.html",
 }
-"""What a reader types → what is among the first three pages found."""
+"""A reader's search → a page that must be among the first three results."""
 HITS = """[...document.querySelectorAll('.md-search-result__item')].slice(0, 3)
     .flatMap(item => [...item.querySelectorAll('a')].map(a => a.href))"""
 

@@ -19,7 +19,7 @@ from common.errors import InvalidInput
 GRID = (8, 16, 8)
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=GRID, channels=("MRI",))
 PATIENTS = {"north-1": "north", "north-2": "north", "south-1": "south"}
-"""Case → whose scan it is."""
+"""Case → its patient."""
 
 
 def held() -> set[str]:
@@ -48,7 +48,7 @@ class LayoutContract:
 
     name: str
     patients = PATIENTS
-    """Whose scan each case is, by the folder alone; the case itself where the layout does not tell."""
+    """The patient of each case, as the folder alone shows it; the case itself if the layout does not show patients."""
 
     def lay(self, folder: Path, cases: Mapping[str, np.ndarray]) -> dict[str, Path]:
         """Write for each case an image, its label map plus 10, and the label map; return the images' files."""

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = os.environ.get("DOCKER", "docker")
 ENVIRONMENT = {"BASE": "python:3.11-slim", **os.environ}
-"""Of every command that builds images: on the stand-in for the base image where no registry can be reached."""
+"""Environment of every command that builds images; without a registry, a stand-in replaces the base image."""
 
 
 @pytest.fixture(scope="session")

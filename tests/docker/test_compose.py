@@ -35,7 +35,7 @@ DAEMONS = ("superlink", "server", "gateway", "dashboard", *WORKERS, *NODES)
 SECRET = ("keys", "tls", "flower")
 """Volumes with keys, the certificate authority, and SuperLink's database and secrets."""
 NETWORK = {"/study/flower": "flower", "/study/relay": "relay", "/study/gateway/run": "fleet"}
-"""What SuperLink and the ServerApp see: SuperLink's own files and two sockets."""
+"""Mounts of SuperLink and the ServerApp: SuperLink's own files and two sockets."""
 STUDY = {"/study": "study"} | {f"/study/{name}": name for name in ("objects", "gateway", *SECRET)} | NETWORK
 ONE_SHOTS = ("prepare", "register", "study")
 SCRIPTS = ("prepare.sh", "register.sh")

@@ -144,7 +144,7 @@ for name in ("localhost", "superlink", "server", "register", "study", "prepare")
 ledger, database = (bool(list(Path("/study").rglob(name))) for name in ("ledger.sqlite", "superlink.db"))
 print(json.dumps({"read": sorted(read), "listening": listening, "ledger": ledger, "database": database}))
 """
-"""What a process in a container finds of keys, ledger and SuperLink."""
+"""Reports which keys, ledgers and parts of SuperLink a process in a container can reach."""
 
 ASK = """
 import socket

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("bash", "sed", "dirname", "find", "cp", "mktemp", "mkdir", "rm", "seq", "sleep", "tail", "id", "touch")
 NO_ENGINE = "#!/bin/sh\nexit 1\n"
-"""A Docker client that finds no engine, as one answers on a machine without."""
+"""A Docker client that finds no engine."""
 
 
 @pytest.fixture

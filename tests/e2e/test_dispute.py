@@ -29,7 +29,7 @@ HONEST = tuple(name for name in NAMES if name not in (SPOILER, PUSHER))
 SEALED = replace(PRIVACY, quorum=3, planned_queries=4, aggregation="sealed-sum", spare_draws=4)
 
 SAYS = {SPOILER: SPOILS, PUSHER: pushes(8)}
-"""In place of code and noise. What a site sends is its own; nothing else of the daemons is changed."""
+"""Functions that replace a site's code and noise. Nothing else of the daemons is changed."""
 
 
 @pytest.fixture(scope="module")

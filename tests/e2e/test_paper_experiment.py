@@ -36,7 +36,7 @@ SMALLER = (
     ("01 02 03 04 05 06 07 08", "01 02"),
     ("steps = 30/'", "steps = 3/' " + " ".join(f"-e 's/^{one}/'" for one in FEWER)),
 )
-"""What the page's commands say, and what is typed in its place: everything that makes the experiment large."""
+"""Words of the page's commands, and the words typed in their place, which make the experiment small."""
 
 
 def page_as_typed() -> list[str]:

@@ -25,7 +25,7 @@ from tests.waiting import until
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 MAIN = (sys.executable, "-c", "from consilium.cli.main import main; main()")
 STAY = {"server up": "server is up", "site up": "connected: "}
-"""Commands that stay, and what they say once they are up."""
+"""Commands that keep running, and their output once they are up."""
 SHORT = " --voters 1 --public-images 4 --label-maps 6 --teacher-steps 1 --student-steps 8 --no-joint"
 
 

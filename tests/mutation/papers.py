@@ -220,7 +220,7 @@ ROWS = (
         f"{_METRICS}test_lesion_by_lesion_a_missed_and_a_made_up_one_count_and_an_absent_structure_is_right",
     ),
 )
-"""One for every row that names a test: the same file, the same test."""
+"""One mutant for every row that names a test, with the same file and test."""
 
 _RECIPES = f"{_PAPERS}test_the_recipes_are_those_of_table_2_and_of_the_documented_tables"
 
@@ -378,4 +378,4 @@ CONSTANTS = (
         )
     ),
 )
-"""Numbers and operations that no test had noticed: an external review changed each and the suite stayed green."""
+"""Numbers and operations that no test noticed when an external review changed them."""

@@ -25,7 +25,7 @@ class Row:
 
 
 AUDIT = "tests/consilium/audit/test_mutations.py::test_one_part_of_an_audit_of_production_as_it_is_raises_no_alarm"
-"""The test that fails for a mutant where that part of an audit alarms."""
+"""The test that fails for a mutant if that part of an audit raises an alarm."""
 
 
 def row(

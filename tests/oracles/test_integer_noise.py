@@ -45,7 +45,7 @@ CASES = [
     for two, epsilon in enumerate(EPSILONS)
     for three, ratio in enumerate(RATIOS)
 ]
-"""In the fast tests every two values of every two meet."""
+"""In the fast tests, every two values of every two parameters meet."""
 
 
 @pytest.mark.parametrize(("shift", "ratio", "epsilon"), CASES)

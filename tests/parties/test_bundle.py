@@ -30,7 +30,7 @@ pytestmark = pytest.mark.docker
 
 CONSORTIUM, HOSPITAL = "10.78.0.1", "10.78.0.2"
 OWNERS = {"server": 20001, "site": 20002}
-"""The administrators' numbers: not the image's own, and unknown to it, as on any machine."""
+"""The administrators' user ids; the image does not know them, as on any machine."""
 QUERIES = 4
 PLAN = f"--labels background,anterior,posterior --spacing 1.4,1.4,1.4 --grid 32,32,32 --queries {QUERIES} --quorum 1"
 CONNECTED_S = 600.0

@@ -33,7 +33,7 @@ ROLES = {
     "server.operations.gateway": "consilium-gateway",
     **dict.fromkeys(("client.app", "client.operations.supernode"), "consilium-node"),
 }
-"""Whose each daemon is."""
+"""Daemon → the user that it runs as."""
 SMALL = [
     rf"/^\[{part}\]/,/^\[/ {{s/^channels = .*/channels = [4, 8]/; s/^steps = .*/steps = 4/}}"
     for part in ("teacher", "student")

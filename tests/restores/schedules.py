@@ -43,7 +43,7 @@ STUDIES = tuple(ledger_study(name, planned_queries=400) for name in ("one", "two
 MECHANISM = make_mechanism(room_for=400)
 COST = MECHANISM.mu_squared(STUDIES[0].privacy.protection)
 QUERIES = [make_query(number, MECHANISM) for number in range(12)]
-"""Those of even numbers belong to the first study, the others to the second."""
+"""Queries; even numbers belong to the first study, odd ones to the second."""
 CAPS = Caps(budget=Budget(epsilon=50.0, delta=1e-3), queries_per_day=100_000)
 
 Shown = frozenset[tuple[str, int]]

@@ -44,7 +44,7 @@ PARTS = (
     Part("frames", ("frames.json",)),
     Part("labels", ("labels/*",)),
 )
-"""What of a study's folder may be restored, as far as a figure or a draw can hang on it."""
+"""The restorable files of a study's folder on which a figure or a draw can depend."""
 
 HARMLESS = (
     "study.toml",  # another text would have another study id
@@ -83,7 +83,7 @@ HARMLESS = (
     "invitations/*",
     "requests/*",
 )
-"""What no restore can harm."""
+"""Files whose restore can do no harm."""
 
 
 @dataclass(frozen=True, slots=True)

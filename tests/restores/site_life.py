@@ -44,14 +44,14 @@ PARTS = (
     Part("standing", ("site-ledger.standing",)),
     Part("site.toml", ("site.toml",)),
 )
-"""The books of a site's folder. A site's codes lie in its ledger."""
+"""The ledger files of a site's folder. A site's codes are in its ledger."""
 
 HARMLESS = (
     "witnesses/*",  # an older copy can at most sign a longer fork: docs/adr/0037-witnesses.md
     "study.toml", "request.json",  # the ledger has the consented text, and a worker compares them
     "site-ledger.key",  # docs/ledger.md, Keys: another one cannot open the ledger
 )  # fmt: skip
-"""What of the books no restore can harm."""
+"""Files whose restore can do no harm."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tests.restores.harness import Case, Moment, cases, files, look_at, mixed, u
 from tests.restores.server_life import HARMLESS, PARTS, Facts, live, look
 
 SHARES = 4 if os.environ.get("CONSILIUM_RESTORES") == "all" else 1
-"""Of four shares of all sets of parts, one is looked at by default."""
+"""By default one of four shares of all sets of parts is tested."""
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "lab" / "ledger-tried.md"

@@ -148,7 +148,7 @@ def of_a_network_that_may_leave(hospital: Hospital) -> Iterator[str]:
 
 
 PATIENTS = {"one voter crashed": 8, "newcomers": 8, "withdrawn": 8, "retrained": 9}
-"""How many patients the dataset lists by then, where they are more than at first."""
+"""Number of patients in the dataset at a moment, if it is larger than at first."""
 
 LIVES = {"patient": of_patients, "hospital": of_a_hospital, "leaving": of_a_network_that_may_leave}
 

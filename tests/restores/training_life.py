@@ -71,7 +71,7 @@ class Truth:
     steps: dict[str, list[float]] = field(default_factory=dict)
     """By patient: the noise multiplier of every step that touched the patient."""
     leaving: dict[str, list[float]] = field(default_factory=dict)
-    """Those of them that were drawn for networks that may leave the hospital."""
+    """The steps among them that were drawn for networks that may leave the hospital."""
     made_of: dict[str, frozenset[str]] = field(default_factory=dict)
     """By teacher's hash: the patients it was trained on."""
     private: set[str] = field(default_factory=set)
@@ -79,7 +79,7 @@ class Truth:
     withdrawn: set[str] = field(default_factory=set)
     brought: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
-    """Teachers that were brought before a patient was withdrawn, and not again."""
+    """Foreign teachers that were added before a patient was withdrawn, and not again since."""
     served: list[tuple[str, ...]] = field(default_factory=list)
 
     def epsilon(self, *, delta: float, moved: int, leaving: bool = False) -> float:

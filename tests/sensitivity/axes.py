@@ -49,7 +49,7 @@ PLAIN_AXES: dict[str, tuple[Value, ...]] = {
     "scans of a patient": (1, 3),
     "public start": (False, True),
 }
-"""What every training has. The last two are no field: how much data a patient has, and whether the kit held weights."""
+"""Options of every training. The last two are no fields: the scans of a patient, and whether the kit held weights."""
 
 PRIVATE_AXES: dict[str, tuple[Value, ...]] = PLAIN_AXES | {
     "PrivacyConfig.aggregation": ("sealed-sum", "open"),

@@ -55,13 +55,13 @@ pytestmark = pytest.mark.slow
 PLAINLY = tuple(covering(PLAIN_AXES))
 CONFIGURATIONS: tuple[Choice, ...] = (*PLAINLY, *covering(PRIVATE_AXES))
 FAST = (0, len(PLAINLY))
-"""The first configuration without and the first with private training, which meet every exchange; others a share."""
+"""The first configurations without and with private training, which meet every exchange; others meet a share."""
 
 SHARE = 1 if os.environ.get("CONSILIUM_SENSITIVITY") == "all" else 16
-"""The slow configurations try every sixteenth exchange; `make test-sensitivity` all of them in all."""
+"""Each slow configuration tries every sixteenth exchange; with `make test-sensitivity`, every exchange."""
 
 GONE = {"cannot be read", "not finite", "labels of another study", "label elsewhere", "label gone", "not listed"}
-"""Exchanges after which nothing of the patient can be used."""
+"""Exchanges after which no data of the patient can be used."""
 
 R = int(RADIUS * 2**16)
 STEP_R = 2**24
@@ -212,7 +212,7 @@ def test_every_option_of_study_and_site_has_a_place_in_the_check() -> None:
 
 
 _found: dict[tuple[str, str], bool] = {}
-"""By configuration and exchange: whether the check alarms over production as it is. Nothing in it changes by test."""
+"""By configuration and exchange: whether the check raises an alarm over unchanged production code."""
 
 
 def passes(choice: Choice, name: str, root: Path, *, frozen: bool = False) -> bool:
@@ -246,7 +246,7 @@ def chosen(index: int, **options: object) -> Choice:
 
 
 TWO = {"PrivacyConfig.voters_per_site": 2}
-"""The fewest voters of whom one can move another. Where one silences both, the sum moves by no more than is charged."""
+"""The fewest voters at which one can move another. If one silences both, the sum stays within the charge."""
 PATCHED = chosen(FAST[1], TrainingConfig__patch=(8, 8, 8)) | {"scans of a patient": 3} | TWO
 THREE = chosen(FAST[0])
 PLAIN = THREE | TWO

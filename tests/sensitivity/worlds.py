@@ -195,7 +195,7 @@ EXCHANGES: dict[str, Callable[[Site, str], World]] = {
     "ends its training": lambda site, victim: World(site, crash=victim),
     "ends its answer": lambda site, victim: World(site, breaks=victim),
 }
-"""What may happen to one patient's data. None of it may move another voter, or anything that is public."""
+"""Changes of one patient's data. None may move another voter, or anything that is public."""
 
 
 def everything(site: Site) -> World:
@@ -434,7 +434,7 @@ def look_frame(study: Study, codec: Codec, codec_hash: str) -> Frame:
 
 
 FRAMES = {"joint": joint_frame, "appearance": look_frame}
-"""By protocol; one that asks about every volume by itself has none."""
+"""Frames by protocol; a protocol that asks about each volume separately has none."""
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from client.operations.supernode import (
 pytestmark = pytest.mark.slow
 
 HANDSHAKE = httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out")
-"""What httpx raises when a gateway accepts a connection and does not go on."""
+"""The error that httpx raises when a gateway accepts a connection and then does nothing."""
 
 PROGRAM = """
 import sys, threading, time

@@ -169,7 +169,7 @@ def command(*more: str, site: Path) -> str:
 
 
 WORDS = {"paused": "pause", "withdrawn": "withdraw", "stopped by an alarm": "alarm"}
-"""The words for what stops a study, a decision of the staff or an alarm, with its name in a report."""
+"""Words for each reason that stops a study (a decision of the staff or an alarm), by the reason's name in a report."""
 STATE = "(stopped by an alarm|\\w+)"
 
 

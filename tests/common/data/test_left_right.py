@@ -94,7 +94,7 @@ INDEX = {
     "brats": ("README", "no index\n"),
 }
 NAMES = {"brats": {"non-enhancing tumor": "stem", "edema": "foot", "enhancing tumour": "background"}}
-"""What a layout calls the drawing's parts, where it has names of its own."""
+"""A layout's names for the drawing's parts, if it has names of its own."""
 
 
 def test_every_layout_is_walked_through() -> None:

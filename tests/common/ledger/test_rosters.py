@@ -38,7 +38,7 @@ from tests.common.ledger.ledger_world import (
 from tests.worlds import receipts_of
 
 NAMES = (*SITES, *(f"site-{number:02}" for number in range(MAX_REPEATED_ROSTER + 1 - len(SITES))))
-"""One more than a roster that stands in every row."""
+"""One site more than the largest roster that a row repeats in full."""
 
 
 @pytest.fixture

@@ -312,7 +312,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: shares.unmasked(CODE.view(np.uint64), mechanism(noise_std=Fraction(99), colluders=1), sites=x),
     ],
 }
-"""``x or -1`` where zero is allowed; a non-finite array where the number is an element of one."""
+"""Calls by function and argument: ``x or -1`` where zero is allowed, an array where the number is an element."""
 
 REAL: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("checks.check_number", "accounting.epsilon_exact", "accounting.epsilon_rdp"), (0,)),
@@ -330,7 +330,7 @@ REAL: dict[str, tuple[int, ...]] = {
     "planner.plan": (3, 6),
     "planner.spectrum_errors": (0, 1, 2),
 }
-"""Which calls take 1.5; the others take counts, shares of one or rationals."""
+"""Arguments that accept 1.5; the others are counts, shares of one, or rationals."""
 
 ANY_KIND = {
     *(("recommend.recommend", 1), ("recommend.recommend", 2)),  # None lets the recommendation choose

@@ -51,9 +51,9 @@ pytestmark = pytest.mark.slow
 Patch = pytest.MonkeyPatch
 Sampler = Callable[[int, Fraction], np.ndarray]
 AUDITS = int(os.environ.get("CONSILIUM_AUDITS", "2"))
-"""Audits of each broken production, and of each that is not; `make test-audit` makes twenty.
+"""Number of audits of each broken production and of each sound one; `make test-audit` makes twenty.
 
-All but one of a broken one must raise an alarm, and none of the others.
+All but one audit of a broken production must raise an alarm, and no audit of a sound one.
 """
 
 EXACT = ("books", "life")

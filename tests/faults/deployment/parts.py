@@ -48,9 +48,9 @@ PRIVACY = make_privacy(planned_queries=QUERIES)
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
 HOST, PORT, INTERNAL_PORT = "10.77.0.1", 8443, 8000
 TRUTH_S = 180.0
-"""Within this an operator must see what is so."""
+"""Seconds within which an operator must see the true state."""
 STARTED_S = 600.0
-"""Within this everybody is up before a fault is tried; a busy machine takes its time to load torch."""
+"""Seconds within which all parties must be up before a fault is tried; a busy machine loads torch slowly."""
 
 
 def make_parties(
@@ -122,7 +122,7 @@ while killed() == kills:
 take(spare)
 time.sleep(600)
 """
-"""Takes memory until the kernel has ended a process beside it, then ``spare`` bytes more, and stays."""
+"""Takes memory until the kernel has killed a process of the group, then ``spare`` bytes more, and stays."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Party:
     python: str = sys.executable
     """The interpreter that runs this party's version of Consilium."""
     limits: MemoryGroup | None = None
-    """What the party's processes are put into, if it has a limit of its own."""
+    """The memory group of the party's processes, if the party has a limit of its own."""
     process: subprocess.Popen[bytes] | None = None
 
     def pid(self, role: str) -> int:

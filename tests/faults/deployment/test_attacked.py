@@ -16,9 +16,9 @@ from tests.faults.deployment.parts import HOST, PORT, QUERIES, Federation, feder
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 FLOODED = 1000
-"""Answers that the flood has heard before the study begins."""
+"""Number of answers to the flood before the study begins."""
 LONG_S = 3600.0
-"""Longer than anything takes that goes on."""
+"""A limit in seconds that nothing reaches unless it hangs."""
 
 
 def study(parties: Federation) -> float:

@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 REPLIES, REPLY_BYTES = 16, 60 << 20
 NAMES = 14_000
-"""Each of 64 characters and its frame: a megabyte."""
+"""Number of names of 64 characters that make a megabyte."""
 TTL_S = 1_200
 HONEST, FILLER = ("north", "south"), "delta"
 HONEST_BYTES = 64 << 10

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 
 PASSWORD = "a long enough secret"
 SCRYPT = dict(auth._SCRYPT)
-"""What passwords are hashed with; here it takes a hundredth of the time, but for the test of the users file."""
+"""Production settings of the password hash; the tests use a hundredth of the time, except for one."""
 
 
 @contextmanager

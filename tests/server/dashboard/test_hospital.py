@@ -68,7 +68,7 @@ def test_every_command_on_the_page_runs_with_the_directory_that_the_page_names()
 
 
 BAR = '<svg class="bar'
-"""Where the bar of the spent share begins."""
+"""The start of the bar that shows the spent share."""
 
 WORDS = {
     "alarm": ("Alarm: nothing", "An alarm has stopped every answer"),
@@ -80,7 +80,7 @@ WORDS = {
     "answering": ("Answering", ">consilium site pause"),
     "joined": ("Consented, nothing", ">consilium site pause"),
 }
-"""What the page says in each state, beside the state itself."""
+"""Texts of the page in each state, besides the state's name."""
 
 
 def test_a_hospital_without_some_receipts_sees_how_many_answers_it_has_receipts_for() -> None:

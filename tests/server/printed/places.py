@@ -439,7 +439,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "/metrics": ("spent:exact", "spent:rdp", "spent:paper", "budget", "pool:gate:aachen-mri"),
     "report.json and report.html": ("guaranteed", "spent:exact", "odds:guaranteed", "odds:spent"),
 }
-"""What a place must state, whatever the life; the rest of what it states is held to the truth where it is stated."""
+"""Figures that a place must state in every life; other figures are checked wherever they are stated."""
 
 SEALED_PLACES = (
     "consilium study show DIRECTORY",

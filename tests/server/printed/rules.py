@@ -16,7 +16,7 @@ EPSILON = re.compile(rf"ε ?(?:=|≤)? ?{N}|\(ε, δ\) = \({N}")
 CHANCE = re.compile(rf"right at most {N} %")
 ACCOUNTANT = {"exact Gaussian": "exact", "Rényi DP": "rdp", "paper's formula": "paper", "The exact curve": "exact"}
 PLAN = "plan"
-"""A figure of what is planned or was declared, not of what was spent."""
+"""The role of a figure that is planned or declared, and not spent."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ RULES = (
         ("in-study:{pool}", "pool:gate:{pool}", "cap:{pool}"),
     ),
 )
-"""Each is tried on every line. A rule for what the product no longer says is found by the test of all of them."""
+"""Rules, each tried on every line. A test reports rules for texts that the product no longer prints."""
 
 USED: set[int] = set()
-"""Rules that found something, by their place."""
+"""Numbers of the rules that matched something."""
 
 
 def of_text(text: str, where: str) -> Iterator[Said]:
@@ -181,7 +181,7 @@ FIGURE = re.compile(
 
 
 NO_FIGURE = ("delta", "group")
-"""What stands beside a figure."""
+"""Fields beside a figure that are no figures themselves."""
 
 
 def of_document(document: Any, where: str, roles: dict[str, str]) -> Iterator[Said]:

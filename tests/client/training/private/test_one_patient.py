@@ -24,7 +24,7 @@ from common.models.unet import build_unet
 
 GRID, CLASSES, PEOPLE, VICTIM = (10, 8, 8), 3, 7, 2
 SCANS = {slot: 1 + slot % 3 for slot in range(PEOPLE)}
-"""How many scans each has; the victim's are three."""
+"""Number of scans of each patient; the victim has three."""
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ CHANGES = {
     "enormous": 2.0,
     "constant": 2.0,
 }
-"""What a change may move, in R: 1 where the patient counts in one of the worlds alone, else 2."""
+"""Largest movement by a change, in R: 1 if the patient counts in only one of the worlds, else 2."""
 
 
 WAYS = ("dp-sgd", "dp-sgd per layer")
@@ -130,7 +130,7 @@ MET = [
     for number, change in enumerate(CHANGES)
     for place, strategy in enumerate(WAYS)
 ]
-"""Every change meets every way and either patch, and every way either patch."""
+"""Combinations in which every change meets every way and both patches, and every way meets both patches."""
 
 
 @pytest.mark.parametrize(("strategy", "patch", "change"), MET)

@@ -57,7 +57,7 @@ OPTIONS: dict[str, Any] = {
     "z_rate": 0.25,
     "noise_multiplier": "5",
 }
-"""One value for every option of a private training that a recipe has one for."""
+"""A value for every option of a private training that a recipe can state."""
 
 
 def settings(strategy: str = "dp-sgd", **changed: object) -> PrivateSettings:

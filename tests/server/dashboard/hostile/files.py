@@ -63,7 +63,7 @@ REPORTS: Mapping[str, Callable[[Path], object]] = {
     "an account of a truth": _with(shared={"a": True}),
     "an amount without end": _text(json.dumps({**REPORT, "shared": {"a": 0}}).replace('{"a": 0}', '{"a": 1e999}')),
 }
-"""Files laid in as ``site-reports/north.json``; none of them is a report of the site north."""
+"""Files put at ``site-reports/north.json``; none of them is a report of the site north."""
 
 
 def _event(**fields: Any) -> bytes:
@@ -102,7 +102,7 @@ LINES: Mapping[str, bytes] = {
     "a flag in words": _event(event="offer-answered", batch="b", site="north", accepted="yes", reason="accepted"),
     "a list in a line": b'["released"]\n{}'.splitlines()[0] + b" }",
 }
-"""Whole lines of an event log that are no events."""
+"""Lines of an event log that are no events."""
 
 
 def append_line(workspace: Workspace, line: bytes) -> None:
@@ -151,5 +151,5 @@ LEDGERS: Mapping[str, Callable[[Path], object]] = {
     "a time in words": _change("UPDATE rows SET time_utc = 'yesterday' WHERE seq = 9"),
     "no tables": _change("DROP TABLE rows"),
 }
-"""What becomes of a ledger file; row 9 of 14 is a release."""
+"""Changes of a ledger file; row 9 of 14 is a release."""
 OLDER_COPY = _change("DELETE FROM rows WHERE seq > 8")
