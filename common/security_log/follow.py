@@ -38,7 +38,9 @@ MAX_LINE = 1 << 16
 MAX_STATE_BYTES = 1 << 20
 
 Place = list[str | int]
-"""How far a source was read: a JSON list whose content only that source interprets; empty before the first event."""
+"""How far a source was read: a JSON list whose content only that source interprets; empty before the first event. A
+source reads from the beginning if it cannot interpret the place, as after damage to the file of places.
+"""
 
 
 class Source(Protocol):
@@ -106,12 +108,13 @@ class LedgerSource:
 
     def _rows(self, chain: Chain, place: Place) -> Iterator[tuple[int, FoundEvent | None, Place]]:
         before: Row | None = None
-        if place and (seq := int(place[0])):
-            found = chain.rows_between(seq - 1, seq)
-            if found and found[0].hash == place[1]:
-                before = found[0]
-            else:
-                yield seq, FoundEvent("ledger-changed", format_time(utc_now()), {"row": seq}), []
+        match place:
+            case [int(seq), str(known), *_] if 0 < seq < 1 << 63:
+                found = chain.rows_between(seq - 1, seq)
+                if found and found[0].hash == known:
+                    before = found[0]
+                else:
+                    yield seq, FoundEvent("ledger-changed", format_time(utc_now()), {"row": seq}), []
         while rows := chain.rows_between(at := before.seq if before else 0, at + ROWS_AT_ONCE):
             for row in rows:
                 check_link(self._role, row, before)
@@ -150,7 +153,10 @@ class LinesSource:
             An iterator of (byte offset after the line, event or None, place after the line). It yields nothing if
             there is no file.
         """
-        inode, offset = (int(place[0]), int(place[1])) if place else (0, 0)
+        inode = offset = 0
+        match place:
+            case [int(known), int(seen)] if seen >= 0:
+                inode, offset = known, seen
         with contextlib.suppress(OSError):
             now = self._path.stat()
             if inode and now.st_ino != inode:

@@ -247,6 +247,23 @@ def append(chain: Chain, body: dict[str, object]) -> None:
         chain.append("note", body)
 
 
+@pytest.mark.parametrize(
+    "place", [["x", "y"], [3], [None, None], [[1], [2]], [2**70, "a" * 64], [-1, -1], "ab", {"a": 1}]
+)
+def test_a_damaged_file_of_places_sends_every_event_again(tmp_path: Path, place: object) -> None:
+    lines = tmp_path / "daemons.jsonl"
+    lines.write_text('{"time": "2026-11-24T12:00Z", "event": "daemon-started", "daemon": "worker n", "pid": 1}\n')
+    sources = [ledgers(tmp_path)["site"], LinesSource(lines, read=daemon_fact)]
+    whole, sink, state = Kept(), Kept(), tmp_path / "state"
+    LogFollower(sources, {"k": whole}, party="site", name="n", state=None).step()
+    if place == [-1, -1]:
+        place = [lines.stat().st_ino, -1]
+    state.write_text(json.dumps({"k": {source.name: place for source in sources}}))
+    LogFollower(sources, {"k": sink}, party="site", name="n", state=state).step()
+    assert sink.events == whole.events
+    assert "daemon-started" in whole.events
+
+
 def test_a_log_that_was_rotated_is_read_to_its_end_first(tmp_path: Path) -> None:
     path = tmp_path / "daemons.jsonl"
     line = lambda pid: json.dumps(  # noqa: E731
