@@ -409,10 +409,21 @@ def test_an_answer_of_fewer_sites_than_a_studys_quorum_is_not_reused_by_it(world
     rows = world.ledger.row_count
     with pytest.raises(QuorumNotReached, match="2 sites"):
         world.release(queries(1), study=larger.id)
-    with pytest.raises(LedgerCorrupt, match=r"roster .*quorum"), world.ledger._writing():
+    with pytest.raises(LedgerCorrupt, match=r"on a roster.*quorum"), world.ledger._writing():
         write_raw(world.ledger, "reuse", ReuseRecord(larger.id, (queries(1)[0].id,)).to_json())
     assert world.ledger.row_count == rows
     assert world.ledger.answers(larger.id) == ()
+
+
+def test_no_row_lets_a_study_use_an_answer_whose_noise_it_does_not_state(world: World) -> None:
+    """The operator knows the noise of an open answer, and a sealed study promises that nobody does."""
+    world.release(queries(1))
+    sealed = ledger_study("sealed", quorum=3, aggregation="sealed-sum", colluders=1)
+    world.ledger.register_study(sealed)
+    row = ReuseRecord(sealed.id, (queries(1)[0].id,)).to_json()
+    with pytest.raises(LedgerCorrupt, match="colluders"), world.ledger._writing():
+        write_raw(world.ledger, "reuse", row)
+    assert world.ledger.answers(sealed.id) == ()
 
 
 def test_answers_are_read_only_and_independent_of_the_callers_array(world: World) -> None:
