@@ -46,6 +46,8 @@ class ServerFacts:
         root_certificates: File of the certificate authority.
         more_signing_keys: Further keys that are accepted while the server's signing key is changed, so that no receipt
             is missed. A key that is removed is no longer trusted from the next start.
+        ledger: Id of the server's ledger; an offer that names another one is declined. Empty if the kit is of an
+            earlier version.
     """
 
     sealing_key: str
@@ -54,6 +56,7 @@ class ServerFacts:
     superlink: str
     root_certificates: str
     more_signing_keys: tuple[str, ...] = ()
+    ledger: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "more_signing_keys", tuple(self.more_signing_keys))

@@ -148,7 +148,7 @@ class Worker:
         sleep: Function that waits for some seconds; it returns true if it ended early because the worker is being
             stopped.
         witness: Countersigns the heads of other parties' ledgers; None if this site is no witness.
-        elsewhere: Given the ids of the ledger's studies, returns the ids of the studies that another server runs.
+        elsewhere: Given the ids of the ledger's studies, returns the ids of other servers' studies and ledgers.
 
     Raises:
         InvalidInput: If ``tick_s`` is out of range, or if the server has replaced the sealing key in ``site.toml``.
@@ -320,16 +320,27 @@ class Worker:
         Raises:
             Refused: ``unknown-study``.
         """
-        own, known = self._consent.study.id, self._ledger.books.studies.keys()
-        if known <= {own}:
-            return
-        elsewhere = self._elsewhere(known)
+        own, elsewhere = self._consent.study.id, self._elsewhere(self._ledger.books.studies)
         if study_id in elsewhere or self._ledger.belongs_elsewhere(ledger_id, study_id=own, elsewhere=elsewhere):
             log.warning("event=refused cause=another-server ledger=%s", ledger_id)
             raise Refused(
                 "unknown-study",
                 f"ledger {ledger_id}, or a study in its receipts, belongs to another study's server; to fix: if it is "
                 "the same server with a new key, also list the earlier key in server.more_signing_keys of site.toml",
+            )
+
+    def _check_ledger(self, ledger_id: str) -> None:
+        """Refuse an offer that names another ledger than the server's kit did.
+
+        Raises:
+            Refused: ``unknown-study``.
+        """
+        if (stated := self._config.server.ledger) and ledger_id != stated:
+            log.warning("event=refused cause=another-ledger ledger=%s", ledger_id)
+            raise Refused(
+                "unknown-study",
+                f"ledger {ledger_id} is not {stated}, which the startup kit names; to fix: ask the consortium; if its "
+                "server has another ledger now, write its id into server.ledger of site.toml",
             )
 
     def _status(self) -> str:
@@ -343,6 +354,7 @@ class Worker:
         confirmed.
         """
         try:
+            self._check_ledger(offer.ledger)
             self._check_server(offer.ledger)
         except Refused as error:
             return OfferReply(offer.batch, error.reason, ledger_row=0, ledger_head=NO_HEAD)

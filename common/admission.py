@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.canonical import canonical_bytes, check_hash, check_name, check_pool
-from common.document import FLAT, Document
+from common.document import FLAT, LATER, Document
 from common.envelope import Sign
 from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of
@@ -37,13 +37,17 @@ _POSSESSION_DOMAIN = b"consilium/join-books/v1\0"
 
 @dataclass(frozen=True, slots=True)
 class KitFacts(Document):
-    """The facts in a startup kit's kit.json: the site's name, and the server's public keys and addresses."""
+    """The facts in a startup kit's kit.json: the site's name, and the server's public keys, addresses and ledger.
+
+    Kits of earlier versions do not state the id of the server's ledger.
+    """
 
     objects_url: str
     sealing_key: str
     signing_key: str
     site: str
     superlink: str
+    ledger: Annotated[str, LATER] = ""
 
     def check(self) -> None:
         """Refuse a site's name that is no single path segment."""

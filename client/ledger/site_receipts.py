@@ -199,13 +199,13 @@ class KeepsReceipts(SiteFile):
     def belongs_elsewhere(self, ledger_id: str, *, study_id: str, elsewhere: Collection[str]) -> bool:
         """Return whether a ledger belongs to a server other than the one that runs a study.
 
-        It does if this site has an accepted query or a receipt of the ledger for a study in ``elsewhere``, and none for
-        ``study_id``.
+        It does if this site has no accepted query and no receipt of the ledger for ``study_id``, and ``elsewhere``
+        contains the ledger, or a study for which the site has such a query or receipt.
 
         Args:
             ledger_id: The ledger's id.
             study_id: Id of the study.
-            elsewhere: Ids of the studies that other servers run.
+            elsewhere: Ids of other servers' studies and ledgers.
 
         Returns:
             True if it does.
@@ -213,7 +213,7 @@ class KeepsReceipts(SiteFile):
         books = self.books
         dealt = {one.study_id for one in books.reservations.values() if one.ledger == ledger_id}
         dealt |= {study for study, line in books.lines.items() if line == ledger_id}
-        return study_id not in dealt and not dealt.isdisjoint(elsewhere)
+        return study_id not in dealt and not (dealt | {ledger_id}).isdisjoint(elsewhere)
 
     def receipts(self, *, evidence: bool = False) -> tuple[Receipt, ...]:
         """Return every receipt on record, in order.

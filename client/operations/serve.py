@@ -33,7 +33,7 @@ from client.policy import Consent, load_site
 from client.records.declared import check_unit, has_foreign
 from client.records.served import retired_voters
 from client.records.voter_files import voter_directory
-from client.site.books import consent_missing, joined_study, open_books, studies_elsewhere
+from client.site.books import consent_missing, ids_elsewhere, joined_study, open_books
 from client.site.deals import check_trained, reenter_withdrawals, silent_voters
 from client.site.fetch import PublicObjects
 from client.site.peers import note_offered
@@ -185,7 +185,7 @@ def open_worker(
             ledger=ledger,
             server_keys=config.server.signing_public_keys,
         ),
-        elsewhere=partial(studies_elsewhere, config),
+        elsewhere=partial(ids_elsewhere, config),
     )
 
 

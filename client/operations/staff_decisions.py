@@ -23,12 +23,12 @@ from client.records.voter_files import voter_directory
 from client.site.books import (
     consent_missing,
     deals,
+    ids_elsewhere,
     joined_study,
     open_books,
     read_books,
     site_directories,
     slots_file,
-    studies_elsewhere,
     writing_teachers,
 )
 from client.site.deals import as_on_record
@@ -493,7 +493,7 @@ def receipt_lines(directory: Path) -> Iterator[str]:
     config = load_site(directory)
     own = joined_study(config).id
     with read_books(config) as ledger:
-        elsewhere = studies_elsewhere(config, ledger.books.studies)
+        elsewhere = ids_elsewhere(config, ledger.books.studies)
         held = ledger.receipts(evidence=True)
         ledgers = {receipt.ledger_id for receipt in held}
         left_out = {one for one in ledgers if ledger.belongs_elsewhere(one, study_id=own, elsewhere=elsewhere)}

@@ -208,8 +208,8 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
     return tuple(found)
 
 
-def studies_elsewhere(config: SiteConfig, known: Collection[str]) -> frozenset[str]:
-    """Return the pool's studies that are run by a server other than the one of this directory.
+def ids_elsewhere(config: SiteConfig, known: Collection[str]) -> frozenset[str]:
+    """Return the pool's studies that are run by a server other than the one of this directory, and their ledgers.
 
     If ``site.toml`` or the study of another directory cannot be read, nobody knows who runs that study. Every study in
     ``known`` that no readable directory assigns to this server then counts as another server's.
@@ -219,7 +219,8 @@ def studies_elsewhere(config: SiteConfig, known: Collection[str]) -> frozenset[s
         known: Ids of the studies in the pool's ledger.
 
     Returns:
-        Ids of the studies whose directories share no signing key of a server with this directory.
+        Ids of the studies whose directories share no signing key of a server with this directory, and of the server
+        ledgers that their ``site.toml`` names.
 
     Raises:
         InvalidInput: If ``site.toml`` or the study of this directory, or the list of directories, cannot be read.
@@ -228,7 +229,11 @@ def studies_elsewhere(config: SiteConfig, known: Collection[str]) -> frozenset[s
     for directory in site_directories(config.books_dir, absent_ok=True):
         try:
             other = load_site(directory)
-            (away if keys.isdisjoint(other.server.signing_keys) else here).add(other.load_study().id)
+            other_study = other.load_study().id
+            if keys.isdisjoint(other.server.signing_keys):
+                away |= {other_study, other.server.ledger} - {""}
+            else:
+                here.add(other_study)
         except InvalidInput as error:
             warn_unreadable(directory, error)
             unread = True

@@ -241,7 +241,7 @@ def join_site(
                 raise _taken(directory)
             return directory, _same_again(directory, kit, pool=first.pool, data=data)
         forget_joined(books, directory)  # an earlier set-up was interrupted
-        _check_not_joined(books, study)
+        _check_not_joined(books, study, kit.facts)
         if not first.ledger_file.exists():
             raise InvalidInput(
                 "the site ledger of this patient pool is missing",
@@ -275,11 +275,20 @@ def _folder_name(study: str) -> str:
     return study
 
 
-def _check_not_joined(books: Path, study: Study) -> None:
+def _check_not_joined(books: Path, study: Study, kit: KitFacts) -> None:
     for directory in site_directories(books):
-        if load_study(load_site(directory).path("study.toml")).id == study.id:
+        other = load_site(directory)
+        if load_study(other.path("study.toml")).id == study.id:
             raise InvalidInput(
                 "the study has a directory at this site already", value=str(directory), remedy="use that directory"
+            )
+        if kit.ledger and kit.ledger == other.server.ledger and kit.signing_key not in other.server.signing_keys:
+            raise InvalidInput(
+                f"ledger in the startup kit, which the server of the study in {directory} claims too",
+                value=kit.ledger,
+                limit="a ledger of its own for each server",
+                remedy=f"ask both consortia which of them has this ledger; if one server changed its key, list the new "
+                f"key in server.more_signing_keys of {directory / 'site.toml'}",
             )
 
 
@@ -391,6 +400,7 @@ def _site_toml(
             "objects_url": kit.facts.objects_url,
             "superlink": kit.facts.superlink,
             "root_certificates": "node/ca.crt",
+            **({"ledger": kit.facts.ledger} if kit.facts.ledger else {}),
         },
     }
     if caps is not None:

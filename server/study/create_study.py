@@ -625,9 +625,10 @@ def write_kit(
 ) -> None:
     """Write a site's startup kit, the files with which a hospital asks to join; nothing in it is secret.
 
-    The kit holds ``kit.json`` (name, public keys, addresses), ``ca.crt``, ``study.toml`` and ``consortium.pem``. The
-    last is the public signing key in the form that openssl needs to verify the offline bundle. If the study has a
-    public start, and its teachers have the same network as its student, the kit also holds the start in ``start.pt``.
+    The kit holds ``kit.json`` (name, public keys, addresses, ledger), ``ca.crt``, ``study.toml`` and
+    ``consortium.pem``. The last is the public signing key in the form that openssl needs to verify the offline bundle.
+    If the study has a public start, and its teachers have the same network as its student, the kit also holds the start
+    in ``start.pt``.
 
     Args:
         workspace: The study.
@@ -638,7 +639,9 @@ def write_kit(
         authority: File with the certificate of the consortium's certificate authority.
     """
     keys = server_keys(workspace)
-    kit = KitFacts(objects_url, keys.sealing_key, keys.signing_key, site, superlink)
+    with Ledger.open(workspace.ledger_file) as ledger:
+        ledger_id = ledger.ledger_id
+    kit = KitFacts(objects_url, keys.sealing_key, keys.signing_key, site, superlink, ledger=ledger_id)
     write_json(directory / "kit.json", kit.to_json())
     write_atomically(directory / "consortium.pem", public_pem(load_signing_key(workspace.signing_key_file)))
     write_atomically(directory / "ca.crt", authority.read_bytes())

@@ -7,13 +7,16 @@ All that it sends is signed with the key that its own kit gave the hospital.
 | it learns from a reply how many rows the other server's ledger has | a reply states only the asking server's ledger |
 | its receipt makes the other study look contradicted, or stops it | only receipts of its own ledger are read |
 | its head under the other's name makes that ledger look forked, which stops the study | only its own heads are read |
-| it names the other ledger before that ledger is used, which keeps that server out | none: the hospital can leave |
+| it names the other ledger before that ledger is used, which keeps that server out | each kit names its server's ledger |
+| the same, if both kits are of earlier versions | none: the hospital can leave |
+| its kit claims the other ledger | the hospital joins no second study with the same ledger and another key |
 | it contradicts itself, which stops every study of the pool | none: the alarm says so, and the hospital ends it |
 | it shows two workers of the pool two histories at the same moment | one worker at a time countersigns |
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -27,13 +30,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.operations import staff_decisions
 from client.operations.serve import open_worker
+from client.policy import load_site
 from client.site.books import forget_joined
 from client.site.enrolment import create_site, join_site
 from client.site.status import facts_of
 from client.worker import Worker
 from common.config import Study
 from common.envelope import body_of, sign_request
-from common.errors import ALARM_STOPS, ConsiliumError
+from common.errors import ALARM_STOPS, ConsiliumError, InvalidInput
 from common.ledger import chain
 from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key, public_hex
@@ -113,14 +117,23 @@ class Server:
 
 
 @contextmanager
-def hospital(root: Path, first: Workspace, second: Workspace) -> Iterator[tuple[Server, Server]]:
-    """Yield a worker and a server for each of two studies, in which one pool of a hospital takes part."""
+def hospital(
+    root: Path, first: Workspace, second: Workspace, *, earlier: tuple[Workspace, ...] = ()
+) -> Iterator[tuple[Server, Server]]:
+    """Yield a worker and a server for each of two studies, in which one pool of a hospital takes part.
+
+    The kits of the studies in ``earlier`` do not name the server's ledger, as those of earlier versions.
+    """
     (root / "data").mkdir()
     create_site(root / SITE, pool=POOL, data=root / "data", kit=kit_of(first))
     joined, _ = join_site(None, kit=kit_of(second), existing=root / SITE)
     with ExitStack() as stack:
         made = []
         for workspace, directory in ((first, root / SITE), (second, joined)):
+            if workspace in earlier:
+                file = directory / "site.toml"
+                file.write_text(re.sub('(?m)^ledger = ".{32}"\n', "", file.read_text(), count=1))
+                assert load_site(directory).server.ledger == ""
             staff_decisions.consent(directory, by="A. Noether", sheet="the sheet")
             (directory / "teachers" / "voter-000").mkdir(parents=True)  # an empty folder, so this voter has no teacher
             worker = open_worker(directory, sleep=lambda _: None)
@@ -238,12 +251,43 @@ def test_a_server_that_contradicts_itself_pauses_the_other_study_and_the_hospita
     assert_goes_on(honest)
 
 
+@pytest.mark.parametrize("consented", [True, False], ids=["consented", "joined"])
+@pytest.mark.parametrize(
+    "earlier", [(), ("first",), ("second",)], ids=["new kits", "honest kit earlier", "other kit earlier"]
+)
+def test_a_server_that_names_the_others_ledger_first_is_declined_by_what_either_kit_says(
+    tmp_path: Path, earlier: tuple[str, ...], consented: bool
+) -> None:
+    first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
+    old = tuple(one for one in (first, second) if one.study().name in earlier)
+    with hospital(tmp_path, first, second, earlier=old) as (honest, other):
+        queries = queries_of(honest.study, 1)
+        known = other.worker._ledger.books.studies
+        if not consented:
+            known.pop(honest.study.id)
+        assert other.offers(*queries_of(other.study, 9)[8:], ledger=honest.ledger.ledger_id).reason == "unknown-study"
+        known[honest.study.id] = honest.worker._ledger.books.studies[honest.study.id]
+        assert honest.releases(*queries) is not None
+        assert other.releases(*queries_of(other.study, 9)[7:8]) is not None
+
+
+def test_a_hospital_joins_no_study_whose_kit_claims_the_ledger_of_another_server(tmp_path: Path) -> None:
+    first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
+    (tmp_path / "data").mkdir()
+    create_site(tmp_path / SITE, pool=POOL, data=tmp_path / "data", kit=kit_of(first))
+    kit = kit_of(second)
+    claiming = replace(kit, facts=replace(kit.facts, ledger=kit_of(first, "south").facts.ledger))
+    with pytest.raises(InvalidInput, match=r"which the server of the study in .*north claims too"):
+        join_site(None, kit=claiming, existing=tmp_path / SITE)
+    assert join_site(None, kit=kit, existing=tmp_path / SITE)
+
+
 def test_a_server_that_names_the_others_ledger_first_keeps_it_out_until_the_hospital_removes_its_study(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As docs/ledger.md says."""
+    """As docs/ledger.md says of kits of earlier versions."""
     first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
-    with hospital(tmp_path, first, second) as (honest, other):
+    with hospital(tmp_path, first, second, earlier=(first, second)) as (honest, other):
         queries = queries_of(honest.study, 1)
         assert other.offers(*queries_of(other.study, 9)[8:], ledger=honest.ledger.ledger_id).accepted
         assert honest.offers(*queries).reason == "unknown-study"
