@@ -16,7 +16,12 @@ from client.data.layouts import DatasetSettings, match_study, open_dataset
 from client.operations.findings import CheckResult, State, fail, failure, note, unnamed_failure
 from client.operations.readiness import check_site
 from client.policy import load_site
-from client.records.patient_deal import check_listed
+from client.records.patient_deal import (
+    LOOK_ALIKE_REMEDY,
+    check_listed,
+    look_alike_text,
+    look_alikes,
+)
 from client.records.scan_patients import check_scans
 from client.site.books import slots_file
 from common.config import DataConfig, load_study
@@ -215,15 +220,19 @@ def _patients(dataset: Dataset) -> CheckResult:
 
 
 def _assignable(dataset: Dataset, slots: Path | None) -> list[CheckResult]:
-    """Report patients whom training would refuse to assign to voters."""
+    """Report patients whom training would refuse to assign to voters, and patients whose names look alike."""
     scans = scans_by_patient(dataset)
     try:
         if slots is not None:
             check_scans(slots, scans, identity=dataset.patient_identity)
         check_listed(slots, scans)
+        alike = look_alikes(slots, scans)
     except InvalidInput as error:
         return [unnamed_failure("patients", error)]
-    return []
+    if not alike:
+        return []
+    named = case_names([", ".join(map(ascii, group)) for group in alike])
+    return [CheckResult("patients", State.NOTE, look_alike_text(alike), LOOK_ALIKE_REMEDY, subject=named)]
 
 
 def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[CheckResult]:

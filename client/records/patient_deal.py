@@ -51,6 +51,7 @@ from common.errors import InvalidInput
 from common.names import is_utf8
 from common.objects import write_json
 from common.reading import parse_json
+from common.wording import many
 
 ANOTHER_DIRECTORY = "set up a directory with `consilium site join --from`, which uses this pool's ledger"
 """The remedy if teachers cannot be trained again in their directory: a new directory that uses the same ledger."""
@@ -373,6 +374,62 @@ def _as_seen(name: str) -> str:
 def _folded(name: str) -> str:
     """Return the text that all spellings of a name have in common (Unicode's caseless matching of visible text)."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", _as_seen(name)).casefold()).rstrip(_LOST_AT_END)
+
+
+_DRAWN_ALIKE = str.maketrans(
+    "авекмнорстухіјѕһԁԛԝαβεζηικμνορτυχ" + "’‘ʼ′−",
+    "abekmhopctyxijshdqwabezhikmnoptyx" + "''''-",
+)
+"""Cyrillic and Greek letters that look like Latin ones, in lower or upper case; forms of the apostrophe; the minus."""
+
+
+def look_alikes(path: Path | None, listed: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Find names of patients that a person would read as one name.
+
+    They differ in letters of another script (Cyrillic а for Latin a), in the script of digits, or in the kind of hyphen
+    or apostrophe. Such patients stay two patients; a person decides.
+
+    Args:
+        path: The file of the slots, which need not exist; its patients are compared too. None without a site.
+        listed: Names of all patients of the dataset.
+
+    Returns:
+        Groups of two or more names, sorted.
+
+    >>> look_alikes(None, ["pat-1", "pat\u20131", "p\u0430t-1", "pat-2"])
+    (('pat-1', 'pat–1', 'pаt-1'),)
+    """
+    groups: dict[str, dict[str, str]] = {}
+    stored = load_slots(path).order if path is not None and path.exists() else ()
+    for name in {*listed, *stored}:
+        if not Slots.is_empty(name):
+            folded = _folded(name)
+            groups.setdefault("".join(map(_drawn, folded)).translate(_DRAWN_ALIKE), {})[folded] = name
+    return tuple(sorted(tuple(sorted(group.values())) for group in groups.values() if len(group) > 1))
+
+
+def look_alike_text(groups: Sequence[Sequence[str]]) -> str:
+    """Return what look-alike names mean for the guarantee, without a name.
+
+    Args:
+        groups: As :func:`look_alikes` returns them; at least one.
+
+    Returns:
+        The text.
+    """
+    names = many(sum(map(len, groups)), "name")
+    return f"{names} of patients look alike: they may be of one patient, who is then protected as two"
+
+
+LOOK_ALIKE_REMEDY = "if they are one patient, write one name, with the same letters and hyphens, for all scans"
+"""What to do about look-alike names."""
+
+
+def _drawn(character: str) -> str:
+    """Return ``-`` for a kind of hyphen or dash, the digit 0 to 9 for a digit of any script, else the character."""
+    if unicodedata.category(character) == "Pd":
+        return "-"
+    return str(unicodedata.decimal(character, character))
 
 
 def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) -> None:

@@ -25,6 +25,7 @@ from client.data.layouts import DatasetSettings, open_for_training
 from client.operations.staff_decisions import check_consent
 from client.policy import LEDGER_FILE, SiteConfig, load_site
 from client.records.declared import has_foreign
+from client.records.patient_deal import LOOK_ALIKE_REMEDY, look_alike_text, look_alikes
 from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
 from client.site.enrolment import start_warning, study_start
@@ -34,7 +35,7 @@ from client.training.side_by_side import default_jobs, side_by_side
 from client.training.site import plan_site, site_report
 from client.training.task import OnProgress, SiteReport, VoterTask
 from common.config import Study, load_study
-from common.data.dataset import Dataset
+from common.data.dataset import Dataset, case_names
 from common.data.patients import scans_by_patient
 from common.errors import DaemonFailed, InvalidInput
 from common.privacy.consent import warn_about
@@ -264,7 +265,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
             private=private,
             seed=options.seed,
         )
-        for warning in _warnings(options.site_dir, study, dataset, tasks, private):
+        for warning in _warnings(options.site_dir, config, study, dataset, tasks, private):
             on_warning(warning)
         record_trainings(options.site_dir, tasks, again=options.again, identity=dataset.patient_identity)
         with progress(len(tasks), tasks[0].steps) as on_progress:
@@ -340,12 +341,17 @@ def site_tasks(
 
 
 def _warnings(
-    directory: Path, study: Study, dataset: Dataset, tasks: tuple[VoterTask, ...], private: PrivateSettings | None
+    directory: Path,
+    config: SiteConfig | None,
+    study: Study,
+    dataset: Dataset,
+    tasks: tuple[VoterTask, ...],
+    private: PrivateSettings | None,
 ) -> list[str]:
     """Return the warnings before a training.
 
-    There are up to three: the study's δ is not small compared with 1 / patients, a private training's δ is not, or the
-    teachers begin from a public start that the study does not name.
+    There are up to four: the study's δ is not small compared with 1 / patients, a private training's δ is not, the
+    teachers begin from a public start that the study does not name, or names of patients look alike.
     """
     patients = len(dataset.patients_listed)
     found = {
@@ -355,4 +361,8 @@ def _warnings(
     if private is not None:
         fewest = min(task.training_slots for task in tasks)
         found["training"] = warn_about(private.delta, unit=Unit.PATIENT, units=fewest)
+    slots = directory / "teachers" / "slots.json" if config is None else slots_file(config)
+    if alike := look_alikes(slots, scans_by_patient(dataset)):
+        named = case_names([", ".join(map(ascii, group)) for group in alike])
+        found["patients"] = f"{look_alike_text(alike)}: {named}; to fix: {LOOK_ALIKE_REMEDY}"
     return [f"warning, {what}: {warning}" for what, warning in found.items() if warning is not None]

@@ -244,6 +244,17 @@ def test_one_scan_stored_twice_in_different_bytes_is_found(tmp_path: Path) -> No
     assert "case 1," in case.text
 
 
+def test_patients_whose_names_look_alike_are_named_to_a_person_and_stay_two(tmp_path: Path) -> None:
+    root = make_good(tmp_path / "set", 5)
+    names = ["pat\u20131", "pat-1", "p\u0430t-1", "pat-2", "pat-20"]  # an en dash, a hyphen, a Cyrillic letter
+    (root / "patients.csv").write_text("\n".join(["case_id,patient_id", *(f"c{i},{n}" for i, n in enumerate(names))]))
+    counted, alike = (one for one in check_data(root, ONE, DatasetSettings()) if one.check == "patients")
+    assert counted.text.startswith("5 patients")
+    assert (alike.state, alike.text[:28]) == (State.NOTE, "3 names of patients look ali")
+    assert alike.subject == r"'pat-1', 'pat\u20131', 'p\u0430t-1'"
+    assert "pat-" not in alike.text + alike.remedy
+
+
 def test_a_dataset_that_cannot_be_used_is_one_failure_with_its_names_off_the_report(tmp_path: Path) -> None:
     root = make_good(tmp_path / "set", 3)
     (root / "patients.csv").write_text("case_id,patient_id\nc0,a\n")

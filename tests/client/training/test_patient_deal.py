@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.records.patient_deal import Slots, by_os, by_seed, load_or_deal, load_slots, save_slots
+from client.records.patient_deal import Slots, by_os, by_seed, load_or_deal, load_slots, look_alikes, save_slots
 from client.records.patient_deal import deal as deal_by
 from client.site.deals import withdrawn
+from client.training import command
 from common.errors import InvalidInput
+from tests.own_site import make_own_site
 
 NAMES = [f"p{i:02d}" for i in range(23)]
 
@@ -275,3 +278,25 @@ def test_a_name_that_the_slots_file_could_not_be_read_with_is_never_stored(tmp_p
 def test_a_name_that_would_pass_for_an_empty_slot_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'#withdrawn-0'"):
         deal(["a", "#withdrawn-0"], voters=1, seed=0)
+
+
+def test_a_training_warns_of_a_patient_whose_name_looks_like_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, warnings = make_own_site(tmp_path, "consented"), list[str]()
+    load_or_deal(site / "teachers" / "slots.json", ["\u04400", "p9"], voters=1)  # a Cyrillic letter
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "record_trainings", stop)
+    with pytest.raises(KeyboardInterrupt):
+        command.train(command.TrainOptions(site), progress=lambda *_: nullcontext(print), on_warning=warnings.append)
+    (warning,) = (one for one in warnings if one.startswith("warning, patients: 2 names of patients look alike"))
+    assert r"'p0', '\u04400'" in warning
+    assert {"p0", "\u04400"} <= set(load_slots(site / "teachers" / "slots.json").order)  # they stay two
+
+
+@pytest.mark.parametrize("names", [["Müller", "Möller"], ["p1", "p-1"], ["10", "1O"], ["#withdrawn-1", "#withdrawn–1"]])
+def test_names_that_a_person_tells_apart_do_not_look_alike(names: list[str]) -> None:
+    assert look_alikes(None, names) == ()
