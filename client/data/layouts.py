@@ -462,7 +462,8 @@ def _label_pairs(
 ) -> tuple[tuple[int, int], ...]:
     """Return, for each label, its number in the site's files and its number in the study.
 
-    The result is empty if each label has the same number in both.
+    The result is empty if each label has the same number in both. A mapped name that the dataset lacks has no effect: a
+    structure of that name may occur in an RT Structure Set, and no single file may decide whether the dataset is used.
     """
     values = dataset.label_values or tuple(range(len(dataset.labels)))
     table = dict(zip(values, dataset.labels, strict=True))
@@ -473,21 +474,19 @@ def _label_pairs(
         table.setdefault(0, data.labels[0])
     known = {comparable(name) for name in table.values()} | {str(value) for value in table}
     unknown = [name for name in mapping if comparable(name) not in known]
-    if unknown and not any(map(_is_dicom, dataset.cases)):  # an RT Structure Set may have further names
-        raise InvalidInput(
-            "the label table ([labels] or --label-map) names a label that the dataset lacks",
-            value=unknown[0],
-            limit=", ".join(sorted(known)),
-        )
-    pairs = _mapped(table, data, given)
+    pairs = _mapped(table, data, given, unknown=unknown)
     lost = [name for value, name in enumerate(data.labels) if value not in {target for _, target in pairs}]
     if lost:
         raise InvalidInput(
             "no label of the dataset is mapped to this label of the study",
             value=lost,
-            remedy="map a label of the dataset to it in [labels] of site.toml, or with --label-map",
+            remedy="map a label of the dataset to it in [labels] of site.toml, or with --label-map" + _lacked(unknown),
         )
     return () if all(value == target for value, target in pairs) else pairs
+
+
+def _lacked(unknown: Sequence[str]) -> str:
+    return f"; the dataset has no label {', '.join(unknown)}, which is mapped there" if unknown else ""
 
 
 def _is_dicom(case: Case) -> bool:
@@ -518,7 +517,9 @@ def _own_pairs(case: Case, data: DataConfig, given: Mapping[str, int]) -> tuple[
     return () if everything and all(value == target for value, target in pairs) else pairs
 
 
-def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+def _mapped(
+    table: Mapping[int, str], data: DataConfig, given: Mapping[str, int], *, unknown: Sequence[str] = ()
+) -> tuple[tuple[int, int], ...]:
     """Return the study's value for each value of a table; InvalidInput for an unknown label that is not mapped."""
     study = {comparable(name): value for value, name in enumerate(data.labels)}
     pairs: list[tuple[int, int]] = []
@@ -534,7 +535,7 @@ def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]
             "the site's labels differ from the study's",
             value=unmapped,
             limit=", ".join(data.labels),
-            remedy="map each to a label of the study in [labels] of site.toml, or with --label-map",
+            remedy="map each to a label of the study in [labels] of site.toml, or with --label-map" + _lacked(unknown),
         )
     return tuple(pairs)
 

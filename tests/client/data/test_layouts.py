@@ -227,10 +227,19 @@ def test_the_sites_names_are_mapped_to_the_studys_and_nothing_is_guessed(tmp_pat
     assert dict(pairs) == {0: 0, 4: 0, 9: 2, 17: 1, 53: 1}
     for bad, word in [
         ({"left edema": "tumour"}, "label that the study lacks"),
-        ({**mapping, "liver": "core"}, "label that the dataset lacks"),
+        ({"left edma": "edema", "53": "edema", "bone": "background"}, "17 = Left-Edema.*has no label left edma"),
     ]:
         with pytest.raises(InvalidInput, match=word):
             match_study(found, DATA, labels=bad)
+
+
+@pytest.mark.parametrize("ending", [".nii.gz", ".dcm"])
+def test_one_cases_label_format_does_not_decide_whether_a_dataset_is_used(tmp_path: Path, ending: str) -> None:
+    """A name that the dataset lacks was refused, unless one patient's label was a DICOM file."""
+    found = open_dataset(make_nnunet(tmp_path / "set"))
+    one = replace(found.cases[0], label=tmp_path / f"label{ending}")
+    mapped = match_study(replace(found, cases=(one, *found.cases[1:])), DATA, labels={"GTV": "core"})
+    assert len(mapped.cases) == len(found.cases)
 
 
 def test_a_structure_the_site_never_drew_is_refused(tmp_path: Path) -> None:
