@@ -105,7 +105,7 @@ def relay(core: socket.socket, grid: Grid, post: SuperLinkCalls) -> int:
                 raise InvalidInput(
                     "kind of what the core asks of the ServerApp",
                     value=asked.kind,
-                    limit="a kind that this ServerApp knows",
+                    limit="ONLINE, BODY, PUSH, PULL, END",
                     remedy=SAME_VERSION,
                 )
 

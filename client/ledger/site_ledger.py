@@ -205,7 +205,8 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
                     remedy="join another study with `consilium site join`",
                 )
             if study_id not in self._books.studies:
-                raise InvalidInput("study", value=study_id, limit="the id of a study that this site consented to")
+                consented = ", ".join(sorted(self._books.studies)) or "none, because this site consented to no study"
+                raise InvalidInput("study", value=study_id, limit=f"a study that this site consented to: {consented}")
             self._append(DecisionRecord(study_id, decision))
 
     def take_sealing_key(self, sealing_key: str, *, replaces: str) -> None:

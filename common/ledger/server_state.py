@@ -27,6 +27,7 @@ from common.ledger.charges import (
 )
 from common.ledger.records import (
     ALL_CHARGED,
+    KINDS,
     REVOKED,
     BooksRecord,
     LostRecord,
@@ -388,7 +389,7 @@ class ServerBooks(RowState):
             case RefusalRecord():
                 self._set(self.refusals, (record.study_id, record.batch_id, record.query_ids), row.seq)
             case _:
-                raise InvalidInput("kind of row", value=row.kind, limit="a kind that a server's ledger has")
+                raise InvalidInput("kind of row", value=row.kind, limit=", ".join(KINDS["server"]))
 
     def _check_open(self, query_id: str, draw: int) -> None:
         release = self.releases[query_id]
@@ -402,10 +403,8 @@ class ServerBooks(RowState):
     def _release(self, row: Row, record: ReleaseRecord, charge: ChargedTotals | None) -> None:
         if self.releases.answered(record.query_id):
             raise second_row_error(record.query_id, "query")
-        if record.draw is not None and record.draw <= self.last_draw(record.query_id):
-            raise InvalidInput(
-                "draw of a query", value=record.draw, limit="a number above that of every earlier draw of the query"
-            )
+        if record.draw is not None and record.draw <= (last := self.last_draw(record.query_id)):
+            raise InvalidInput("draw of a query", value=record.draw, limit=f"above {last}, the query's newest draw")
         study, mechanism, roster = self.studies[record.study_id], record.query.mechanism, record.roster_in(self.named)
         if charge is None:  # a replayed row: every rule is applied again
             self.check_release(roster, mechanism, study)

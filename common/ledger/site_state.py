@@ -19,6 +19,7 @@ from common.ledger.charges import NOTHING, ReleaseRecord, Roster, Spend, StudyTe
 from common.ledger.known_ledgers import KnownLedgers
 from common.ledger.receipts import Receipt, check_arithmetic, check_continuity, never_receipted
 from common.ledger.records import (
+    KINDS,
     AlarmRecord,
     CapsRecord,
     CodeRecord,
@@ -247,7 +248,7 @@ class SiteBooks(RowState):
                 self.teachers.enter(row, record, asked=AskedQuery(held.query_id, held.mechanism.dimension, unit))
             case _:
                 if not self.teachers.enter(row, record, asked=None):
-                    raise InvalidInput("kind of row", value=row.kind, limit="a kind that a site's ledger has")
+                    raise InvalidInput("kind of row", value=row.kind, limit=", ".join(KINDS["site"]))
 
     def draw_is_current(self, reservation: Reservation, draw: int) -> bool:
         """Return whether a code may be sent under the masks of a draw (an attempt at a sealed sum).

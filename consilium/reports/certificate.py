@@ -240,7 +240,7 @@ def verified_ledger(workspace: Workspace, sources: Sources) -> Iterator[tuple[Le
                 raise InvalidInput(
                     "id of the study in study.toml",
                     value=study.id,
-                    limit="the id of a study that its ledger contains",
+                    limit=f"a study that its ledger contains: {', '.join(sorted(ledger.books.studies)) or 'none'}",
                     remedy="restore the study.toml with which it ran",
                 )
             yield ledger, report

@@ -19,7 +19,7 @@ from common.canonical import check_integer
 from common.config import DataConfig, TrainingConfig
 from common.data.copies import check_no_copy
 from common.errors import InvalidInput
-from common.protocol_terms import terms_of
+from common.protocol_terms import PROTOCOLS, terms_of
 from common.registry import registered
 from server.planning.public_shapes import LEAST_MAPS, codec_of, halves
 from server.planning.recommend import LEAST_CASES, Rehearsal
@@ -152,7 +152,8 @@ def _begin(protocol: str) -> Begin:
     """
     prospects = terms_of(protocol).prospects
     if prospects is None:
-        raise InvalidInput("protocol to rehearse", value=protocol, limit="a protocol that the planner can recommend")
+        limit = ", ".join(name for name, terms in PROTOCOLS.items() if terms.prospects is not None)
+        raise InvalidInput("protocol to rehearse", value=protocol, limit=limit)
     found: Begin = registered(prospects.rehearsal)
     return found
 

@@ -11,8 +11,12 @@ import pytest
 from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps
 from common.canonical import canonical_text, sha256_bytes
-from common.errors import InvalidInput, Refused
-from common.ledger.records import CodeRecord, ReservationRecord, parse_record
+from common.document import Document
+from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.ledger.records import KINDS, CodeRecord, ReservationRecord, parse_record
+from common.ledger.rows import Row
+from common.ledger.server_state import ServerBooks
+from common.ledger.site_state import SiteBooks
 from common.ledger.teacher_records import TeachersRecord, TrainingRecord
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import ledger_study, make_mechanism, make_query, write_raw
@@ -134,3 +138,17 @@ def test_a_withdrawn_patient_is_seated_in_no_slot_of_any_deal(tmp_path: Path) ->
         for deal, slot in ((A, 1), (C, 0)):
             with pytest.raises(InvalidInput, match=f"slot .*: got {slot}"):
                 ledger.record_deal(deal, {slot: B}, voters=2)
+
+
+@pytest.mark.parametrize(("books", "role", "strange"), [(SiteBooks, "site", "pool"), (ServerBooks, "server", "code")])
+def test_a_row_of_a_strange_kind_is_refused_with_the_kinds_that_the_ledger_has(
+    books: type[SiteBooks] | type[ServerBooks], role: str, strange: str
+) -> None:
+    row = Row(seq=2, time_utc="2026-01-01T00:00:00Z", kind=strange, body="{}", prev_hash=A, hash=B)
+    with pytest.raises(LedgerCorrupt) as caught:
+        books().enter(row, NoRecord())
+    assert f"kind of row: got '{strange}'; allowed: {', '.join(KINDS[role])}" in str(caught.value)
+
+
+class NoRecord(Document):
+    """A record that no ledger has."""
