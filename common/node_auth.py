@@ -5,6 +5,10 @@ objects) sign method, path and timestamp. Refuses a key that is not on the list,
 too far off, and a signature that was used before. ECDSA signatures are randomised, so an honest sender never repeats
 one. A signature is a pair of numbers (r, s), and is also valid as (r, n − s) for the curve's order n. Only the value r
 of each signature is therefore remembered.
+
+Used signatures are remembered in memory only. After a restart, a signature from before the start is therefore refused
+too; the site's next try is signed anew. One gap remains: a signature whose site's clock was ahead by more than the
+restart took can be used once more, within :data:`MAX_LEAD_S`.
 """
 
 from __future__ import annotations
@@ -122,10 +126,11 @@ class RequestAdmission:
 
     Args:
         nodes_file: The list of admitted sites.
+        started: When this process began to remember signatures; None to admit signatures from before, too.
     """
 
-    def __init__(self, nodes_file: Path) -> None:
-        self._file = nodes_file
+    def __init__(self, nodes_file: Path, *, started: datetime | None = None) -> None:
+        self._file, self._started = nodes_file, started
         self._version: tuple[int, int] | None = None
         self._sites: dict[str, str] = {}
         self._node_ids: dict[str, int] = {}
@@ -144,8 +149,9 @@ class RequestAdmission:
             Name of the site.
 
         Raises:
-            Refused: With code ``unsigned``, ``unknown-key``, ``signature``, ``clock``, ``replayed``, or ``busy`` (more
-                than :data:`MAX_REMEMBERED` requests with one key in six minutes).
+            Refused: With code ``unsigned``, ``unknown-key``, ``signature``, ``clock``, ``starting`` (signed before the
+                start), ``replayed``, or ``busy`` (more than :data:`MAX_REMEMBERED` requests with one key in six
+                minutes).
         """
         flower = FLOWER_KEY in headers
         try:
@@ -168,7 +174,8 @@ class RequestAdmission:
         statement = stamp.encode() if flower else _statement(method, path, stamp)
         try:
             parse_node_key(key).verify(raw, statement, ec.ECDSA(hashes.SHA256()))
-            age_s = (now - datetime.fromisoformat(stamp)).total_seconds()
+            signed_at = datetime.fromisoformat(stamp)
+            age_s = (now - signed_at).total_seconds()
         except (InvalidSignature, ValueError, TypeError) as error:
             raise Refused(
                 "signature",
@@ -178,6 +185,12 @@ class RequestAdmission:
         if not -MAX_LEAD_S <= age_s <= MAX_AGE_S:
             raise Refused(
                 "clock", "clock: the request's time is too far from the server's; to fix: set the site's clock"
+            )
+        if self._started is not None and 0 < (self._started - signed_at).total_seconds() <= MAX_AGE_S + MAX_LEAD_S:
+            raise Refused(  # beyond this range the clock was set back after the start
+                "starting",
+                "starting: the request was signed before the server's gateway started, by the site's clock; to fix: "
+                "wait some minutes, or set the site's clock",
             )
         self._once(key, decode_dss_signature(raw)[0], now.timestamp())
         return site

@@ -64,8 +64,10 @@ BODY_GRACE_S = 20.0
 BODY_BYTES_PER_S = 32 << 10
 """Slowest allowed rate of a body in bytes per second, after the first :data:`BODY_GRACE_S` seconds."""
 _SIGNED = ("flwr-", "consilium-")
-_STATUS = {"busy": 503, "too-slow": 408, "too-large": 413}
-"""By reason, the HTTP status of the answer to an admitted site's request that exceeds one of the site's limits."""
+_STATUS = {"busy": 503, "starting": 503, "too-slow": 408, "too-large": 413}
+"""By reason, the HTTP status of the answer to an admitted site's request that exceeds one of the site's limits, or was
+signed before this process started. After status 503 a site tries again.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +116,9 @@ def gateway_app(
         middleware=[  # step 2
             Middleware(SingleContentLength),
             Middleware(KnownHosts, hosts=names, on_refused=partial(said.refused, reason="unknown-host")),
-            Middleware(_SignedCall, gatekeeper=keys or RequestAdmission(files.nodes), clock=clock, said=said),
+            Middleware(
+                _SignedCall, gatekeeper=keys or RequestAdmission(files.nodes, started=clock()), clock=clock, said=said
+            ),
             Middleware(ExactPaths),
         ],
     )

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -159,7 +160,7 @@ class OnePort:
 
     def _begin(self, entry: BehindPort) -> _Served | None:
         """Start serving a study. If its directory is not there, return None; the next request tries again."""
-        keys, folder = RequestAdmission(Path(entry.nodes)), _folder(entry)
+        keys, folder = RequestAdmission(Path(entry.nodes), started=datetime.now(UTC)), _folder(entry)
         try:
             app, upstream = self._serve(entry, keys)
         except OSError:  # its directory is not mounted; the next request tries again

@@ -67,6 +67,21 @@ def test_a_request_is_good_once_also_with_its_signature_turned_over(gatekeeper, 
         admit(gatekeeper, turned)
 
 
+def test_a_request_that_was_used_before_a_restart_is_not_admitted_again_after_it(gatekeeper, keys, tmp_path):
+    headers = flower_headers(keys.private)
+    admit(gatekeeper, headers)
+    restarted = RequestAdmission(tmp_path / "nodes.json", started=NOW + timedelta(seconds=5))
+    with pytest.raises(Refused, match="starting"):
+        admit(restarted, headers, now=NOW + timedelta(seconds=10))
+    later = NOW + timedelta(seconds=6)
+    assert admit(restarted, flower_headers(keys.private, later), now=later) == "north"
+
+
+def test_a_clock_that_was_ahead_at_the_start_keeps_no_site_out_once_it_is_set_right(gatekeeper, keys, tmp_path):
+    started = RequestAdmission(tmp_path / "nodes.json", started=NOW + timedelta(hours=1))
+    assert admit(started, flower_headers(keys.private)) == "north"
+
+
 @pytest.mark.parametrize(("seconds", "passes"), [(-61, False), (-59, True), (299, True), (301, False)])
 def test_a_request_with_a_wrong_clock_is_refused_for_that_reason(gatekeeper, keys, seconds, passes):
     headers = flower_headers(keys.private)

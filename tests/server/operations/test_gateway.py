@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -43,10 +43,19 @@ class Gateway:
         self.reached.append(request)
         return httpx.Response(self.status, content=b"answer to " + request.content, headers={"x-internal": "secret"})
 
-    def ask(self, method: str, path: str, *, signed: bool = True, headers: dict[str, str] | None = None, body=b""):
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        signed: bool = True,
+        headers: dict[str, str] | None = None,
+        body: bytes = b"",
+        ago_s: float = 0.0,
+    ) -> httpx.Response:
         sent = dict(headers or {})
         if signed:
-            sent |= signed_headers(self.key, method=method, path=path, now=NOW)
+            sent |= signed_headers(self.key, method=method, path=path, now=NOW - timedelta(seconds=ago_s))
 
         async def one() -> httpx.Response:
             upstream = httpx.AsyncClient(base_url="https://superlink", transport=httpx.MockTransport(self._superlink))
@@ -153,6 +162,11 @@ def test_a_name_that_is_not_the_server_s_is_refused_and_the_log_says_so(
 def test_a_server_that_restarts_asks_sites_to_try_again(gateway: Gateway) -> None:
     gateway.superlink_up = False
     assert gateway.ask("POST", "/v1/fleet/pull-messages").status_code == 503
+
+
+def test_a_site_whose_request_was_signed_before_the_gateway_started_is_asked_to_try_again(gateway: Gateway) -> None:
+    answer = gateway.ask("POST", "/v1/fleet/get-run", ago_s=2.0)
+    assert (answer.status_code, answer.text, gateway.reached) == (503, "starting\n", [])
 
 
 @pytest.mark.parametrize(("status", "passed_on"), [(412, 412), (403, 403), (500, 503), (502, 503), (504, 503)])
