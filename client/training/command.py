@@ -131,7 +131,7 @@ def _choice(of: type[StrEnum], name: str, text: str) -> Any:
 def _rational(name: str, text: str) -> Fraction:
     """Return a typed number; refuse one whose digits or power of ten would fill the memory."""
     try:
-        if len(text) > 100 or re.search(r"[eE][+-]?\d{3}", text):
+        if len(text) > 100 or re.search(r"[eE][+-]?\d{3}|[^ -~]|_", text):
             raise ValueError
         return Fraction(text)
     except (ValueError, ZeroDivisionError) as error:

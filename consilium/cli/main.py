@@ -83,20 +83,29 @@ _CLICK_SUGGESTS = hasattr(click.exceptions, "NoSuchCommand")
 """True if click itself suggests commands (from 8.4 on). Typer would then suggest the same ones again."""
 
 
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+
+
 def _bounded(kind: Any) -> Any:
     """Return a numeric option's type with limits: it refuses NaN, infinity, negative and huge numbers.
 
     No command uses such numbers, and huge ones fit neither torch nor a ledger. A single option may have a narrower
-    range.
+    range. Python reads 1_0 as 10, but it may be a mistyped 1.0, which as an ε is another guarantee: it is refused.
     """
+    whole = kind.name.startswith("integer")
+    written, limit = (_WHOLE, "a whole number such as 8") if whole else (_NUMBER, "a number such as 8, 0.5 or 1e-5")
 
     def convert(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        shown = plain(value if len(str(value)) <= 40 else f"{str(value)[:40]}…")
+        if isinstance(value, str) and not written.fullmatch(value.strip()):
+            kind.fail(f"{shown!r} is not {limit}.", param, ctx)
         number = kind.convert(value, param, ctx)
         if not 0 <= number <= MAX_INTEGER:  # also true for NaN
             kind.fail(
-                f"{value} is too large: no option takes a number above {MAX_INTEGER}."
+                f"{shown} is too large: no option takes a number above {MAX_INTEGER}."
                 if number > 0
-                else f"{value} is not a number of 0 or more.",
+                else f"{shown} is not a number of 0 or more.",
                 param,
                 ctx,
             )

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput, LedgerCorrupt
 from common.sockets import free_ports
-from consilium.cli.main import _GROUPS, app, main
+from consilium.cli.main import _GROUPS, _bounded, app, main
 from consilium.cli.say import ask_yes_no, interrupt_once, interruptible, json_text, say
 from server.operations.daemons import list_nodes
 from server.operations.supervisor import flower_server
@@ -92,6 +92,22 @@ def test_no_command_takes_a_number_that_is_nan_infinite_negative_or_huge() -> No
                 taken += [(name, one.opts, value) for value in wrong if accepts(one, command, value)]
     assert seen > 100
     assert not taken
+
+
+def test_a_number_written_in_another_way_than_with_plain_digits_is_refused_and_its_form_is_shown() -> None:
+    """Formerly ``--epsilon 1_0``, which may be a mistyped 1.0, made a study of ε = 10."""
+    wrong = {"--epsilon": ("1_0", "８", "1,5", "0x8", "9" * 50 + "_"), "--hospitals": ("1_0", "８", "8.0", "9" * 5000)}
+    for option, values in wrong.items():
+        form = "8, 0.5 or 1e-5." if option == "--epsilon" else "a whole number such as 8."
+        for value in values:
+            done = CliRunner().invoke(app, ["plan", option, value], env={"COLUMNS": "500"})
+            last = done.stderr.splitlines()[-1]
+            assert (done.exit_code, last.endswith(form), len(last) < 200) == (2, True, True), (option, value[:9], last)
+    done = CliRunner().invoke(app, ["plan", "--epsilon", "9" * 5000], env={"COLUMNS": "500"})
+    assert "is too large" in done.stderr
+    assert len(done.stderr) < 300
+    for value in ("8", "+8", " 8", "8.", ".5", "0.5", "1e-5", "1E+1"):
+        assert _bounded(click.FLOAT).convert(value, None, None) == float(value)
 
 
 def accepts(one: click.Parameter, command: click.Command, value: str) -> bool:

@@ -594,6 +594,8 @@ def test_where_the_samples_disagree_the_prediction_moves_to_the_images_own_mean(
     [
         ("--rate", {"rate": "1,5"}),
         ("--rate", {"rate": "1e-300"}),
+        ("--rate", {"rate": "1_0"}),
+        ("--rate", {"rate": "１/４"}),
         ("--noise-multiplier", {"noise_multiplier": "1/0"}),
         ("--relation", {"relation": "both"}),
         ("--sampling", {"sampling": "all"}),
