@@ -118,7 +118,7 @@ def test_nobody_is_blamed_where_all_are_honest(world: Study) -> None:
     assert doubts == ()
 
 
-def test_who_spoils_is_found_and_nobody_else(world: Study) -> None:
+def test_a_site_that_spoils_a_sum_is_found_and_no_other(world: Study) -> None:
     world.workers[101]._sampler = lambda size, std: np.full(size, 1 << 60, dtype=np.int64)
     with pytest.raises(Refused, match="spoiled"):
         world.run()
@@ -128,7 +128,7 @@ def test_who_spoils_is_found_and_nobody_else(world: Study) -> None:
     assert judged.spoiled
 
 
-def test_who_steers_within_the_noise_of_the_sum_is_found_though_every_sum_was_accepted(world: Study) -> None:
+def test_a_site_that_steers_within_the_noise_is_found_though_every_sum_was_accepted(world: Study) -> None:
     """The sums, alone and together, do not reveal this push, but one site's own part does.
 
     Nobody draws noise here, so that it is the same every time.
@@ -248,7 +248,7 @@ def test_a_disclosure_replayed_from_another_draw_site_or_auditor_is_refused(tmp_
 
 
 @pytest.mark.parametrize("what", ["changed", "of another site", "of another query"])
-def test_the_server_can_put_no_word_into_a_sites_mouth(world: Study, what: str) -> None:
+def test_the_server_cannot_attribute_another_masked_code_to_a_site(world: Study, what: str) -> None:
     world.run()
     evidence = world.evidence()
     first, second, *rest = evidence.sites
@@ -275,7 +275,7 @@ def test_a_roster_of_identities_that_nobody_compared_is_not_judged(world: Study)
         judge(world.evidence(), [], identities=world.identities | {"site-2": stranger}, auditor=AUDITOR, now=NOW)
 
 
-def test_an_identity_that_another_hospital_knows_otherwise_is_a_doubt(world: Study) -> None:
+def test_a_hospital_whose_key_another_hospital_knows_differently_is_a_doubt(world: Study) -> None:
     world.run()
     world.site_ledgers["site-0"].confirm_peer(world.study.id, Peer("site-3", "7" * 64))
     _, (doubt,) = world.judged_with_doubts()

@@ -116,7 +116,7 @@ def test_a_header_that_proves_who_asks_stands_once(tmp_path: Path, name: str) ->
 # --- its share of the gateway
 
 
-def test_a_site_has_its_turns_and_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_is_served_a_bounded_number_at_a_time_and_few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "WAITING", 3)
 
     async def attack() -> None:
@@ -364,7 +364,7 @@ def test_a_hospital_pushes_nothing_but_its_own_replies_to_the_server(tmp_path: P
 
 
 @pytest.mark.parametrize("forged", [name for name in FORGED if name != "as another node"])
-def test_nor_where_the_list_of_an_earlier_version_does_not_say_its_node(tmp_path: Path, forged: str) -> None:
+def test_a_hospital_pushes_nothing_else_if_an_earlier_versions_list_lacks_its_node(tmp_path: Path, forged: str) -> None:
     """SuperLink then refuses ``as another node``, because it knows whose key signed the request."""
     assert said_to_superlink(tmp_path, FORGED[forged], known=False) == (403, [])
 
@@ -442,7 +442,7 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("body", AMBIGUOUS)
-def test_what_two_readers_could_read_differently_reaches_nobody(tmp_path: Path, body: str) -> None:
+def test_a_push_that_two_parsers_could_read_differently_is_refused(tmp_path: Path, body: str) -> None:
     started = time.process_time()
     assert said_to_superlink(tmp_path, AMBIGUOUS[body]) == (403, [])
     assert time.process_time() - started < 2.0
@@ -474,7 +474,7 @@ def test_a_hospital_asks_as_its_own_node_alone(tmp_path: Path, route: str) -> No
 @settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 400))
 @example(b" \x00\xaa\x00\x18\x00\x00", 0)  # these bytes swallow the node's name, and a nameless push is refused
-def test_whatever_passes_says_to_flower_what_it_said_to_the_gateway(noise: bytes, place: int) -> None:
+def test_a_push_that_passes_means_the_same_to_flower_and_to_the_gateway(noise: bytes, place: int) -> None:
     """Flower's own parser reads every request that passes. Random bytes in an honest push change no sender."""
     honest = pushed(metadata())
     body = honest[:place] + noise + honest[place:]

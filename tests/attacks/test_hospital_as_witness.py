@@ -121,7 +121,9 @@ def test_a_ledger_under_an_honest_ledgers_name_does_not_make_the_honest_one_look
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
-def test_nor_where_a_server_is_in_league_and_carries_the_false_head_alone(world: Watched, first: bool) -> None:
+def test_a_server_that_carries_only_the_false_head_does_not_make_the_honest_ledger_look_forked(
+    world: Watched, first: bool
+) -> None:
     """Otherwise a site that sees the false head first would countersign no head of the honest hospital."""
     false = PeerHead(LIAR, world.false_head(), ())
     world.lie = lambda reply: replace(reply, own=b"", own_growths=())
@@ -139,7 +141,7 @@ def test_nor_where_a_server_is_in_league_and_carries_the_false_head_alone(world:
 
 
 @pytest.mark.parametrize("rows", [MAX_SIZE, 1 << 40])
-def test_rows_that_there_are_not_end_no_run(world: Watched, rows: int) -> None:
+def test_a_claim_of_rows_that_do_not_exist_ends_no_run(world: Watched, rows: int) -> None:
     world.lie = lambda reply: replace(
         reply, size=rows, held_row=rows, heads=tuple(replace(one, size=rows) for one in reply.heads)
     )
@@ -149,7 +151,7 @@ def test_rows_that_there_are_not_end_no_run(world: Watched, rows: int) -> None:
     assert_honest_ledger_is_whole(world)
 
 
-def test_proofs_that_nobody_asked_for_go_to_nobody(world: Watched) -> None:
+def test_proofs_that_nobody_requested_are_not_passed_on(world: Watched) -> None:
     many = tuple(ConsistencyProof(since, ("a" * 64,) * MAX_PROOF) for since in range(1, MAX_WITNESSES + 1))
     world.lie = lambda reply: replace(reply, own_growths=many)
     world.countersign()

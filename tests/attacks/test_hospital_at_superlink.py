@@ -125,7 +125,7 @@ UNREADABLE: dict[str, Callable[[Link, int, str], Objects]] = {
 
 
 @pytest.mark.parametrize("attack", UNREADABLE)
-def test_a_reply_that_cannot_be_read_is_its_sites_and_the_others_are_read(bare: Link, attack: str) -> None:
+def test_an_unreadable_reply_counts_against_its_site_only_and_the_others_are_read(bare: Link, attack: str) -> None:
     north, south, east = (bare.node(name) for name in ("north", "south", "east"))
     questions = {node: bare.ask(node) for node in (north, south, east)}
     for node in (north, east):
@@ -137,7 +137,7 @@ def test_a_reply_that_cannot_be_read_is_its_sites_and_the_others_are_read(bare: 
     assert list(box.arrived()) == []
 
 
-def test_flowers_own_reader_dies_of_a_missing_child_and_nobody_is_heard(bare: Link) -> None:
+def test_flowers_own_reader_fails_at_a_missing_child_and_reads_no_reply(bare: Link) -> None:
     """This shows that the attack works: without the inbox it ends the ServerApp."""
     north, south = bare.node("north"), bare.node("south")
     question, other = bare.ask(north), bare.ask(south)
@@ -170,7 +170,7 @@ def test_an_object_that_never_comes_delays_nobody_and_is_malformed_in_the_end(ba
     assert list(box.arrived()) == []
 
 
-def test_the_last_time_a_question_is_asked_for_what_is_not_whole_is_malformed(bare: Link) -> None:
+def test_an_incomplete_reply_is_malformed_when_it_is_asked_for_the_last_time(bare: Link) -> None:
     north, south = bare.node("north"), bare.node("south")
     question, _ = bare.ask(north), bare.ask(south)
     bare.reply(north, question, bare.objects(north, question, secrets.token_bytes(9)), keep_back=1)
@@ -239,7 +239,7 @@ class Failing:
         return self.link.PullMessages(request)
 
 
-def test_a_reply_that_superlink_cannot_tell_is_its_sites_alone(bare: Link) -> None:
+def test_a_reply_that_superlink_cannot_deliver_is_malformed_for_its_site_only(bare: Link) -> None:
     north, south = bare.node("north"), bare.node("south")
     question, other = bare.ask(north), bare.ask(south)
     bare.reply(south, other, bare.objects(south, other, b"honest"))
@@ -248,7 +248,7 @@ def test_a_reply_that_superlink_cannot_tell_is_its_sites_alone(bare: Link) -> No
     )
 
 
-def test_superlinks_own_trouble_is_nobodys_fault(bare: Link) -> None:
+def test_an_error_of_superlink_itself_is_blamed_on_no_site(bare: Link) -> None:
     north = bare.node("north")
     question = bare.ask(north)
     bare.reply(north, question, bare.objects(north, question, b"honest"))
@@ -260,7 +260,7 @@ def test_superlinks_own_trouble_is_nobodys_fault(bare: Link) -> None:
 
 
 @given(st.binary(max_size=400))
-def test_what_flower_writes_of_a_body_is_read_back(body: bytes) -> None:
+def test_a_body_that_flower_wrote_is_read_back(body: bytes) -> None:
     objects = [content.deflate() for content in get_all_nested_objects(to_record(body)).values()]
     config, record = objects
     root = flower_object("Message", [named(record)], b"x")
@@ -269,7 +269,7 @@ def test_what_flower_writes_of_a_body_is_read_back(body: bytes) -> None:
 
 @settings(max_examples=100)
 @given(st.binary(max_size=300), st.sampled_from(KINDS), st.integers(0, 2))
-def test_no_bytes_in_an_objects_place_do_anything_but_be_refused(junk: bytes, kind: str, place: int) -> None:
+def test_any_other_bytes_in_place_of_an_object_are_refused(junk: bytes, kind: str, place: int) -> None:
     config, record = (content.deflate() for content in get_all_nested_objects(to_record(b"x")).values())
     objects = [flower_object("Message", [named(record)], b"x"), record, config]
     objects[place] = flower_object(kind, [], junk) if len(junk) % 2 else junk
@@ -457,7 +457,7 @@ def test_nobody_is_told_that_the_database_is_locked(
     thread.join()
 
 
-def test_turns_are_had_in_the_order_in_which_they_were_asked_for() -> None:
+def test_transactions_run_in_the_order_of_their_requests() -> None:
     turns = storage.Turns()
     order: list[int] = []
 

@@ -115,7 +115,7 @@ def test_a_site_that_accepts_and_sends_nothing_is_waited_for_once_a_run_and_name
     assert {event["site"] for event in left} == {"site-0"}
 
 
-def test_some_of_the_codes_are_a_sites_last_word_on_all_of_them(open_sum: Federation) -> None:
+def test_a_site_that_sends_some_of_the_codes_is_not_asked_for_the_rest(open_sum: Federation) -> None:
     asked: list[int] = []
 
     def some(node: int, body: bytes, reply: bytes) -> bytes:

@@ -139,7 +139,7 @@ def test_a_fingerprint_covers_key_name_pool_and_study(workspace: Workspace, tmp_
         assert not is_fingerprint(honest.fingerprint, changed.fingerprint)
 
 
-def test_the_same_key_for_another_pool_or_name_is_not_what_was_read_out(workspace: Workspace, tmp_path: Path) -> None:
+def test_the_same_key_for_another_pool_or_name_has_another_fingerprint(workspace: Workspace, tmp_path: Path) -> None:
     honest = join(workspace, tmp_path / "a", "north")
     other = JoinRequest(study=honest.study, site="north", pool="south", node_key=honest.node_key)
     with pytest.raises(InvalidInput, match=r"^fingerprint"):
@@ -455,7 +455,7 @@ async def closed_after(reader: asyncio.StreamReader) -> float:
 
 
 @pytest.mark.slow
-def test_who_is_slow_with_a_head_is_cut_off_and_who_is_not_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_its_head_slowly_is_cut_off_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HEAD_S", 0.5)
 
     async def attack() -> None:
@@ -536,7 +536,7 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_requests_that_are_none_fill_no_log(tmp_path: Path) -> None:
+def test_invalid_requests_fill_no_log(tmp_path: Path) -> None:
     """The requests come from a stranger without a key. Logs are rotated only when a daemon starts."""
     tricks = (
         b"content-length: -2",

@@ -61,7 +61,7 @@ def attack(name: str, parser: Parser, data: bytes) -> None:
     assert time.thread_time() - started < SECONDS * size, (name, len(data), data[:500])
 
 
-def test_what_the_parsers_are_tried_on_is_read_as_it_is(known: dict[str, Parser]) -> None:
+def test_the_unchanged_files_are_read(known: dict[str, Parser]) -> None:
     for name, parser in known.items():
         try:
             parser.read(parser.valid)
@@ -70,7 +70,7 @@ def test_what_the_parsers_are_tried_on_is_read_as_it_is(known: dict[str, Parser]
 
 
 @pytest.mark.slow
-def test_no_changed_file_is_answered_with_anything_but_what_is_wrong_with_it(known: dict[str, Parser]) -> None:
+def test_a_changed_file_is_read_or_refused_with_what_is_wrong(known: dict[str, Parser]) -> None:
     for name, parser in known.items():
         draw = random.Random(zlib.crc32(name.encode()))
         for _ in range(EACH):
@@ -78,7 +78,7 @@ def test_no_changed_file_is_answered_with_anything_but_what_is_wrong_with_it(kno
 
 
 @pytest.mark.slow
-def test_many_changed_files_are_answered_with_what_is_wrong_with_them(known: dict[str, Parser]) -> None:
+def test_many_changed_files_are_read_or_refused_with_what_is_wrong(known: dict[str, Parser]) -> None:
     ends = time.monotonic() + THOROUGH_S
     for seed in itertools.count(int(time.time()) if "CONSILIUM_FUZZ_SECONDS" in os.environ else 1):
         for name, parser in known.items():
@@ -95,7 +95,7 @@ def catches(node: ast.Try) -> set[str]:
 
 
 @pytest.mark.slow
-def test_json_that_is_none_is_read_by_one_reader_which_refuses_a_nested_one_too(tmp_path: Path) -> None:
+def test_invalid_json_is_refused_by_one_reader_that_also_refuses_deep_nesting(tmp_path: Path) -> None:
     """Python's own reader raises RecursionError for deep nesting, which is no ValueError."""
     found = []
     for path in (path for name in ("common", "client", "server", "consilium") for path in (ROOT / name).rglob("*.py")):

@@ -83,7 +83,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_worker_that_is_sent_elsewhere_asks_nobody_there(tmp_path: Path, status: int) -> None:
+def test_a_redirected_worker_sends_no_request_to_the_other_address(tmp_path: Path, status: int) -> None:
     asked: list[str] = []
     with (
         inner() as (port, heard),
@@ -99,7 +99,7 @@ def test_a_worker_that_is_sent_elsewhere_asks_nobody_there(tmp_path: Path, statu
     assert [finding.state.name for finding in findings if finding.check == "admission"] == ["FAIL"]
 
 
-def test_a_webhook_that_sends_elsewhere_is_a_webhook_that_fails(tmp_path: Path) -> None:
+def test_a_webhook_that_redirects_counts_as_failed(tmp_path: Path) -> None:
     asked: list[str] = []
     with inner() as (port, heard), redirected(307, port, asked) as server:
         hook = Webhook(f"http://127.0.0.1:{server.server_port}/", study="s", clock=lambda: 1e9)
@@ -119,7 +119,7 @@ ALLOWED = {"common/https.py", "docker/health.py"}
 """Files that may make requests: the opener, and the containers' checks, which follow no redirection."""
 
 
-def test_everything_else_asks_through_this_opener() -> None:
+def test_all_other_requests_use_this_opener() -> None:
     """No other file uses urllib's openers, requests, or httpx with redirections."""
     wrong = {"urlopen", "build_opener", "install_opener", "URLopener", "HTTPRedirectHandler", "urlretrieve"}
     found = []
@@ -138,7 +138,7 @@ def test_everything_else_asks_through_this_opener() -> None:
     assert found == []
 
 
-def test_a_provider_that_sends_the_dashboard_elsewhere_cannot_be_asked(tmp_path: Path) -> None:
+def test_a_provider_that_redirects_the_dashboard_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("authlib")
     asked: list[str] = []
     (tmp_path / "secret").write_text("s")

@@ -99,7 +99,7 @@ def test_what_arrives_unsigned_over_the_socket_is_answered_with_nothing(fed: Fed
     assert nothing_charged(fed, "site-1")
 
 
-def test_one_changed_bit_of_a_signed_message_is_another_message(fed: Federation) -> None:
+def test_one_changed_bit_makes_a_signed_message_invalid(fed: Federation) -> None:
     message = bytearray(sign_request(encode(offer(fed)), sign=fed.ledger.sign, site="site-1"))
     keys = [Ed25519PrivateKey.generate().public_key(), fed.signing_key.public_key()]
     assert open_request(bytes(message), keys=keys, site="site-1") == body_of(bytes(message))
@@ -204,7 +204,7 @@ def test_an_offer_declined_while_both_clocks_were_a_year_ahead_does_not_stop_the
     assert offered(right + 60) == "accepted"
 
 
-def test_what_the_core_offers_says_when_it_was_made(fed: Federation) -> None:
+def test_an_offer_of_the_core_states_its_time(fed: Federation) -> None:
     for worker in fed.workers.values():
         worker._now = lambda: 1.0
     with pytest.raises(QuorumNotReached):
@@ -247,7 +247,7 @@ def test_a_reply_signed_by_another_hospital_is_not_the_sites(fed: Federation) ->
     assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"unsigned"}
 
 
-def test_a_veto_is_not_turned_into_consent_by_who_carries_it(fed: Federation) -> None:
+def test_a_veto_is_not_turned_into_consent_on_the_way(fed: Federation) -> None:
     fed.site_ledgers["site-1"].decide(fed.study.id, "pause")
 
     def forge(node: int, request: bytes, reply: bytes) -> bytes:
@@ -321,7 +321,7 @@ def priced(query: QuerySpec, noise_std: str) -> bytes:
 @pytest.mark.parametrize(
     "noise_std", ["7" * 4_200 + "/1", "1/" + "7" * 4_200, "1" + "0" * 40 + "/1", "7" * 3_000 + "/1"]
 )
-def test_no_figure_in_an_offer_bricks_a_ledger_or_is_charged(fed: Federation, noise_std: str) -> None:
+def test_no_figure_in_an_offer_makes_a_ledger_unusable_or_is_charged(fed: Federation, noise_std: str) -> None:
     query = fed.core().open_queries()[0]
     body = priced(query, noise_std).replace(b"s" * 64, fed.study.id.encode())
     body = body.replace(b'"' + b"f" * 32 + b'"', f'"{fed.ledger.ledger_id}"'.encode())

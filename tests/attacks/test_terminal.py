@@ -256,11 +256,11 @@ OWN = {
     "provision renew": "its own certificate",
     "provision server": "what its user types",
     "server log": "words in forms without a control: test_no_field_takes_free_text",
-    "server up": "words of its daemons: test_what_a_daemon_said_is_plain",
+    "server up": "words of its daemons: test_the_last_lines_of_a_daemon_are_plain",
     "site dashboard": "an address; its page is escaped: tests/server/dashboard/test_hospital.py",
     "site log": "words in forms without a control: test_no_field_takes_free_text",
     "site serve": "its log: test_a_log_is_plain",
-    "site up": "words of its daemons: test_what_a_daemon_said_is_plain",
+    "site up": "words of its daemons: test_the_last_lines_of_a_daemon_are_plain",
     "study init": "what its user types",
     "study resume": "events: test_events_of_a_run_are_plain",
     "study run": "events: test_events_of_a_run_are_plain",
@@ -280,14 +280,14 @@ def commands(group: click.Group, before: str = "") -> Iterator[str]:
             yield before + name
 
 
-def test_every_command_is_looked_at_here() -> None:
+def test_every_command_has_a_test_or_a_reason_here() -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
     assert sorted(commands(group)) == sorted({**FOREIGN, **OWN})
 
 
 @pytest.mark.parametrize("command", FOREIGN)
-def test_nothing_from_elsewhere_acts_on_a_terminal(
+def test_no_text_of_another_party_acts_on_a_terminal(
     world: World, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("client.site.fetch.PAUSE_S", 0)
@@ -335,7 +335,7 @@ def test_no_deliberate_error_acts_on_a_terminal(error: ConsiliumError) -> None:
     assert acts(str(error)) == allowed  # the last lines of a daemon's log stay separate lines
 
 
-def test_the_traceback_of_what_nobody_expected_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_traceback_of_an_unexpected_error_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         raise ValueError(ONE_LINE)
     except ValueError as error:
@@ -357,7 +357,7 @@ def test_a_log_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert acts(stream.getvalue()) == []
 
 
-def test_what_a_daemon_said_is_plain(tmp_path: Path) -> None:
+def test_the_last_lines_of_a_daemon_are_plain(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(ONE_LINE, encoding="utf-8")
     said = plain_text(tmp_path / "log")
     assert said

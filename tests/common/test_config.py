@@ -141,7 +141,7 @@ def test_a_section_made_in_python_refuses_a_value_of_another_type_as_a_file_does
 
 
 @pytest.mark.parametrize("name", ["labels", "channels", "regions"])
-def test_names_whose_order_is_their_number_are_not_taken_from_a_set(name: str) -> None:
+def test_names_that_are_numbered_by_their_order_are_not_taken_from_a_set(name: str) -> None:
     terms = {"labels": ["background", "ball"], "spacing_mm": (1.0, 1.0, 1.0), "grid": (8, 8, 8)}
     with pytest.raises(InvalidInput, match=f"data.{name}.*a list"):
         DataConfig(**terms | {name: {"background", "ball"}})  # type: ignore[arg-type]

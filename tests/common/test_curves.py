@@ -201,7 +201,7 @@ def nobody_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @TENSORBOARD
 @pytest.mark.usefixtures("nobody_to_call")
-def test_two_runs_in_one_folder_lie_over_each_other_in_tensorboard(tmp_path: Path) -> None:
+def test_two_runs_in_one_folder_are_overlaid_in_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for run, loss in (("first", 0.5), ("second", 0.25)):
@@ -215,7 +215,7 @@ def test_two_runs_in_one_folder_lie_over_each_other_in_tensorboard(tmp_path: Pat
 
 @MLFLOW
 @pytest.mark.usefixtures("nobody_to_call")
-def test_two_runs_in_one_folder_lie_beside_each_other_in_mlflow(tmp_path: Path) -> None:
+def test_two_runs_in_one_folder_are_listed_apart_in_mlflow(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     for run, loss in (("first", 0.5), ("second", 0.25)):

@@ -166,7 +166,7 @@ def test_a_list_is_counted_before_anything_of_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("data", [None, [], "x", 1, [FORM]])
-def test_what_is_no_mapping_is_no_document(data: object) -> None:
+def test_a_value_that_is_no_mapping_is_refused_as_a_document(data: object) -> None:
     with pytest.raises(InvalidInput):
         Thing.from_json(data)
 

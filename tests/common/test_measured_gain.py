@@ -94,7 +94,7 @@ def test_the_best_control_is_chosen_by_the_cases_that_measure_the_gain() -> None
     assert (unpaired.reference, unpaired.word) == ("the control shuffled codes", GainVerdict.NOT_PROVEN)
 
 
-def test_json_keeps_every_digit_so_that_whoever_rounds_rounds_once() -> None:
+def test_json_keeps_every_digit_so_that_figures_are_rounded_once() -> None:
     student, other = 0.7084989, 0.5761  # 0.70850 in five digits, 0.709 in three
     found = MeasuredGain(student, other, "the control zero code", student - other, None, 0)
     told = found.to_json()

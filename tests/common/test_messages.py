@@ -243,7 +243,7 @@ def test_a_message_in_several_stands_once(kind):
     ],
     ids=["receipts", "bytes of receipts", "attempt 0", "attempt", "codes", "queries", "no query"],
 )
-def test_what_there_is_too_much_of_is_refused(message):
+def test_a_message_with_too_many_parts_is_refused(message):
     with pytest.raises(InvalidInput):
         decode(encode(message))
 

@@ -112,7 +112,7 @@ def test_a_part_that_is_missing_or_nonsense_is_no_signature(gatekeeper, keys, mi
         admit(gatekeeper, headers | {missing: "%%%"})
 
 
-def test_no_headers_no_entry(gatekeeper):
+def test_a_request_without_headers_is_refused(gatekeeper):
     with pytest.raises(Refused, match="unsigned"):
         admit(gatekeeper, {})
 

@@ -426,7 +426,7 @@ def site_status(folder: Path, study: Study) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"memory": {}}'])
-def test_what_is_no_audit_is_refused(workspace: Workspace, text: str) -> None:
+def test_a_file_that_is_no_audit_is_refused(workspace: Workspace, text: str) -> None:
     (workspace.root / "audit.json").write_text(text)
     with pytest.raises(InvalidInput, match="audit"):
         certificate_facts(workspace)

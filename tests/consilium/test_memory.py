@@ -421,7 +421,7 @@ def test_a_codec_of_another_study_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["codec.paired", "data.finer"])
-def test_what_needs_files_is_refused_by_its_name(key: str) -> None:
+def test_a_study_that_needs_files_is_refused_by_name(key: str) -> None:
     study = make_study(planned_queries=2)
     joint = replace(study.codec, joint=True, paired=4 if key == "codec.paired" else 0)
     data = replace(study.data, finer=2 if key == "data.finer" else 1)

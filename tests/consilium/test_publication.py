@@ -85,9 +85,7 @@ def test_no_student_is_published_but_the_signed_one(workspace: Workspace, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_the_model_card_says_for_what_how_good_with_which_limits_and_what_is_not_known(
-    workspace: Workspace, tmp_path: Path
-) -> None:
+def test_the_model_card_states_purpose_quality_limits_and_unknowns(workspace: Workspace, tmp_path: Path) -> None:
     """The card shows the figures computed from the stored scores. Without scores it says that there are none."""
     study = workspace.study()
     typed(student_app, "publish", workspace.root, "--out", tmp_path / "without")
@@ -203,7 +201,7 @@ def test_an_archive_holds_nothing_of_another_study_or_of_a_dashboard_in_the_stud
     assert packed.isdisjoint(left_out)
 
 
-def test_a_site_that_left_is_gone_from_the_server_but_for_what_must_stay_and_the_ledger_verifies(
+def test_the_data_of_a_site_that_left_are_deleted_at_the_server_and_the_ledger_verifies(
     tmp_path: Path,
 ) -> None:
     made = make_study_directory(tmp_path, steps=3, volumes=4)

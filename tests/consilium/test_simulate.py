@@ -248,7 +248,7 @@ def test_a_hospital_of_one_patient_lowers_nobodys_voters(tmp_path: Path) -> None
     ("found", "protocol", "augmentation"),
     [(0.5, "joint", "smooth"), (0.3, "appearance", "wider"), (0.05, "appearance", "wide-mirror")],
 )
-def test_how_to_ask_and_to_train_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
+def test_one_rule_about_public_label_maps_chooses_protocol_and_training_in_plan_demo_and_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float, protocol: str, augmentation: str
 ) -> None:
     """The rule alone decides here; other tests measure the maps."""
@@ -279,7 +279,7 @@ def test_how_to_ask_and_to_train_is_one_rule_about_public_label_maps_in_plan_dem
     assert run.terms(replace(options, paired=2), places, maps, [4, 4, 4]).codec.protocol_name == "joint"
 
 
-def test_a_codec_that_nobody_knows_is_named_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_codec_is_named_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"--codec: got 'mirorr'; allowed: .*pca") as error:
         run._claim(tmp_path / "out", replace(DemoOptions(), codec="mirorr"))
     assert "volumes" not in str(error.value)

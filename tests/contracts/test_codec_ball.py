@@ -25,7 +25,7 @@ class TestBallAutoencoder(CodecContract):
             yield
 
     @pytest.mark.parametrize("kind", ["constant", "one coordinate", "constant length"])
-    def test_a_collapsed_one_breaks_the_contract(
+    def test_a_collapsed_codec_breaks_the_contract(
         self, codec: Codec, maps: np.ndarray, others: np.ndarray, kind: str
     ) -> None:
         assert isinstance(codec, BallAutoencoder)

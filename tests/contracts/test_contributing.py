@@ -38,7 +38,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_block_of_the_steps_is_one_of_them() -> None:
+def test_every_code_block_of_contributing_is_a_step() -> None:
     steps = TEXT.split("## Add a codec")[1].split("\n## ")[0]
     assert len(re.findall("```python", steps)) == len(re.findall(STEP, TEXT, re.DOTALL)) == 13
 

@@ -50,7 +50,7 @@ def test_the_services_are_the_parties_of_a_study() -> None:
     assert set(SERVICES) == {*DAEMONS, *ONE_SHOTS}
 
 
-def test_only_what_both_generations_of_compose_understand() -> None:
+def test_the_compose_file_uses_only_what_both_generations_understand() -> None:
     assert {key for key in COMPOSE if not key.startswith("x-")} == {"services", "networks", "volumes"}
     for service in SERVICES.values():
         assert not service.keys() & {"gpus", "develop", "post_start", "pre_stop", "extends", "build"}
@@ -77,7 +77,7 @@ def test_no_port_is_published_and_no_folder_of_the_host_is_mounted(name: str) ->
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_no_secret_in_the_environment(name: str) -> None:
+def test_no_secret_is_in_the_environment(name: str) -> None:
     environment = SERVICES[name].get("environment", {})
     assert not [key for key in environment if re.search("key|secret|token|passw", key, re.IGNORECASE)]
     assert environment.keys() <= {

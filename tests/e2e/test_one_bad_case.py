@@ -52,7 +52,7 @@ def write_data(root: Path) -> tuple[list[Case], tuple[str, ...], tuple[str, ...]
     return named[CASES + 2 :], made.labels, made.channels
 
 
-def test_one_bad_case_in_a_hundred_stops_nobody_and_is_nobodys_business_but_the_sites(tmp_path: Path) -> None:
+def test_one_bad_case_in_a_hundred_stops_nothing_and_is_known_to_its_site_only(tmp_path: Path) -> None:
     public, _, _ = write_data(tmp_path)
     recipe = TrainingConfig(channels=(4, 8), steps=4)
     codec = CodecConfig(augmentations=20, max_dimension=8)

@@ -77,7 +77,7 @@ def walked(root: Path) -> tuple[Ended, str]:
     return Ended(workspace, sites, certificate), done.stdout + done.stderr
 
 
-def test_algorithm_2_of_pate_is_the_page_as_typed_to_student_controls_and_certificate(tmp_path: Path) -> None:
+def test_the_pages_commands_run_algorithm_2_of_pate_up_to_the_certificate(tmp_path: Path) -> None:
     """The commands of docs/lab/paper-experiment.md print the lines and write the files that the page shows."""
     study, printed = walked(tmp_path)
     is_the_papers_release(study, codec="ball-ae")

@@ -18,7 +18,7 @@ from tests.e2e.daemons import running
 pytestmark = pytest.mark.slow
 
 
-def test_both_books_show_the_sum_of_two_studies(tmp_path: Path) -> None:
+def test_both_ledgers_show_the_sum_of_two_studies(tmp_path: Path) -> None:
     consortium = consortium_of(tmp_path)
     first = consortium.study("first", epsilon=8.0, ledger=None)
     consortium.sites = write_sites(first, tmp_path / "sites", names=SITES, data=tmp_path / "data")

@@ -52,7 +52,7 @@ ROWS = (
         "common/privacy/accounting.py",
         "mp.sqrt(2 * mu2 * mp.log(1 / mp.mpf(delta)))",
         "mp.sqrt(mu2 * mp.log(1 / mp.mpf(delta)))",
-        f"{_PATE}test_eqs_11_to_14_by_numerical_minimisation_over_the_order",
+        f"{_PATE}test_eqs_11_to_14_agree_with_numerical_minimisation_over_the_order",
     ),
     Mutant(
         "noise is planned for one query",

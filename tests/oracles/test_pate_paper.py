@@ -160,7 +160,7 @@ def test_logits_have_no_such_bound_and_are_clipped_here() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.1, 2.0, 7.5])
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 3.0])
-def test_proposition_3_by_integrating_the_renyi_divergence(alpha: float, ratio: float) -> None:
+def test_proposition_3_agrees_with_the_integrated_renyi_divergence(alpha: float, ratio: float) -> None:
     with mpmath.workdps(30):
 
         def integrand(x: mpmath.mpf) -> mpmath.mpf:
@@ -172,7 +172,7 @@ def test_proposition_3_by_integrating_the_renyi_divergence(alpha: float, ratio: 
 
 
 @pytest.mark.slow
-def test_proposition_4_by_integrating_over_two_independent_releases() -> None:
+def test_proposition_4_agrees_with_the_integral_over_two_independent_releases() -> None:
     alpha, first, second = 3.0, 0.7, 0.4
     x = np.linspace(-12, 14, 2001)
     grids = []
@@ -194,7 +194,7 @@ def test_proposition_5_is_sound_at_every_order_by_the_exact_curve(mu: float, del
 
 @pytest.mark.parametrize("mu", [0.01, 0.3, 1.0, 5.0, 20.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-9])
-def test_eqs_11_to_14_by_numerical_minimisation_over_the_order(mu: float, delta: float) -> None:
+def test_eqs_11_to_14_agree_with_numerical_minimisation_over_the_order(mu: float, delta: float) -> None:
     a, b = mu**2 / 2, math.log(1 / delta)
 
     def eq_11(log_order: float) -> float:

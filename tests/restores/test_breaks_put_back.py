@@ -105,7 +105,7 @@ MACHINE = ("ledger", "standing")
         (a_status_is_sure, site, Case(MACHINE, 1, 6), "site status prints less"),
     ],
 )
-def test_a_break_put_back_is_found(
+def test_a_former_fault_that_is_put_back_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_back: Any, live: Any, case: Case, says: str
 ) -> None:
     (tmp_path / "sound").mkdir()

@@ -62,7 +62,7 @@ def test_the_page_says_how_many_restores_there_are(lived: Lived) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [cases, mixed])
-def test_no_restore_of_a_sites_books_makes_an_acceptance_free_or_a_no_unheard(
+def test_no_restore_of_a_sites_ledger_makes_an_acceptance_free_or_loses_a_veto(
     lived: Lived, tmp_path: Path, chosen: Callable[..., Iterator[Case]]
 ) -> None:
     world, moments = lived

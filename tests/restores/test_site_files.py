@@ -409,7 +409,7 @@ def _a_lost_adaptation_is_not_missed(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
 )
-def test_each_break_that_is_put_back_is_found(
+def test_each_former_fault_that_is_put_back_is_found(
     life: Life,
     name: str,
     broken: Callable[[pytest.MonkeyPatch], None],

@@ -418,7 +418,7 @@ def test_weights_of_another_shape_or_type_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_hospitals_answer_by_it_through_worker_ledger_and_core(tmp_path: Path) -> None:
+def test_hospitals_answer_by_this_codec_through_worker_ledger_and_core(tmp_path: Path) -> None:
     """Each hospital's stub teachers see another ball; the released sums must be those of their codes."""
     settings = CodecConfig(name="ball-ae", max_dimension=6, augmentations=0)
     fed = Federation(tmp_path, study=replace(make_study(epsilon=1000.0), codec=settings), sites=3)

@@ -231,7 +231,7 @@ def test_an_entry_that_is_not_understood_is_a_problem_not_a_crash(directory: Pat
         ({"hospitals": []}, "hospitals"),
     ],
 )
-def test_a_dataset_that_is_none_is_refused_with_the_key(directory: Path, changes: dict[str, Any], word: str) -> None:
+def test_an_invalid_dataset_is_refused_with_the_key(directory: Path, changes: dict[str, Any], word: str) -> None:
     edit(directory, **changes)
     with pytest.raises(InvalidInput, match=word):
         read_dataset(directory)

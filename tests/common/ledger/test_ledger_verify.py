@@ -408,7 +408,7 @@ def test_a_body_with_floats_or_a_second_spelling_is_refused(text: str) -> None:
         parse_body(text)
 
 
-def test_the_books_refuse_a_plan_that_a_fresh_replay_would_refuse(world: World) -> None:
+def test_the_totals_refuse_a_plan_that_a_fresh_replay_would_refuse(world: World) -> None:
     world.release([make_query(n, MECHANISM) for n in range(10)])
     planned = world.ledger._books.plan(MECHANISM, study_id=world.study.id, roster=roster_of())
     assert isinstance(planned, ExceededLimit)

@@ -277,7 +277,7 @@ def test_a_server_that_names_another_roster_than_the_site_was_on_stops_the_site(
     ],
     ids=["reordered", "a site twice", "a pool twice"],
 )
-def test_a_roster_that_is_none_is_not_read(
+def test_an_invalid_roster_is_not_read(
     world: World, site: Hospital, change: Callable[[dict[str, Any]], object]
 ) -> None:
     (receipt,) = batches(world, site, 1)

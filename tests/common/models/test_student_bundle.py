@@ -132,7 +132,7 @@ def test_monai_verifies_the_metadata(bundle: Path, tmp_path: Path) -> None:
     verify(bundle, tmp_path / "schema.json")
 
 
-def test_the_check_has_teeth(model: torch.nn.Module, tmp_path: Path) -> None:
+def test_the_check_refuses_incomplete_metadata(model: torch.nn.Module, tmp_path: Path) -> None:
     export_bundle(tmp_path / "b", study=STUDY, model=model, privacy=FACTS)
     path = tmp_path / "b" / "configs" / "metadata.json"
     whole = json.loads(path.read_text())

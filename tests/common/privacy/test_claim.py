@@ -74,7 +74,7 @@ def test_the_claim_is_worked_out_without_any_of_what_is_audited() -> None:
 
 
 @pytest.mark.parametrize(("sites", "colluders"), [(3, 1), (4, 2), (8, 1), (64, 5), (5, 0)])
-def test_shares_carry_the_noise_to_the_last_digit_or_are_found(sites: int, colluders: int) -> None:
+def test_a_share_that_misses_the_noise_by_any_digit_is_found(sites: int, colluders: int) -> None:
     """For σ = n and n = K − t the share is √n, which a rational can miss by arbitrarily little on either side."""
     honest = sites - colluders
     digits = 10**30

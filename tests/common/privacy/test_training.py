@@ -134,7 +134,7 @@ def test_a_fixed_partition_is_charged_by_pass_and_replace_one_needs_twice_the_no
 
 
 @pytest.mark.parametrize(("epsilon", "z"), [(1, 16.7), (2, 8.92), (4, 4.84), (8, 2.68)])
-def test_noise_of_a_fixed_partition_of_twenty_passes(epsilon: float, z: float) -> None:
+def test_twenty_passes_over_a_fixed_partition_need_the_published_noise(epsilon: float, z: float) -> None:
     event = plan_noise(
         epsilon=epsilon,
         delta=1e-5,

@@ -111,7 +111,7 @@ def test_whatever_a_voter_says_is_clipped_to_the_radius(encoder: AppearanceEncod
     assert np.linalg.norm(quantise(code, radius_int=1 << 10)) <= 1 << 10
 
 
-def test_what_is_no_number_is_refused(encoder: AppearanceEncoder) -> None:
+def test_a_value_that_is_no_number_is_refused(encoder: AppearanceEncoder) -> None:
     labels, image = volume(1)
     broken = np.where(labels[1:2].argmax(axis=0) == 0, np.nan, image)
     with pytest.raises(InvalidInput):

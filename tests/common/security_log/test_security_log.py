@@ -439,7 +439,7 @@ def test_a_syslog_server_over_tcp_gets_rfc_5424_by_length_also_after_it_was_away
     "word",
     ["", "file:", "http://x:1", "udp://x", "tcp://:514", "tcp://x:0x1", "tcp://x:99999", "udp://a:1/b", "syslogd"],
 )
-def test_a_target_of_no_known_form_is_refused_with_those_that_are(word: str) -> None:
+def test_a_target_of_an_unknown_form_is_refused_with_the_known_forms(word: str) -> None:
     with pytest.raises(InvalidInput, match="journald"):
         open_sink(word)
 

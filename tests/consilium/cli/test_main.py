@@ -173,7 +173,7 @@ def test_every_command_that_names_an_output_and_works_long_tests_it_first() -> N
     assert named <= quick | OUTPUTS.keys()
 
 
-def test_a_dashboard_refuses_a_port_that_is_used_and_a_port_that_is_none(study, tmp_path) -> None:
+def test_a_dashboard_refuses_a_used_port_and_an_invalid_port(study, tmp_path) -> None:
     directory, _ = study
     words = ("dashboard", "--study", str(directory), "--state", str(tmp_path / "state"), "--port")
     with socket.create_server(("127.0.0.1", 0)) as used:

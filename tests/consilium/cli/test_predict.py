@@ -228,7 +228,7 @@ def test_other_label_numbers_are_mapped_and_unknown_names_refused(bundle: Path, 
         run(*arguments, "--label-map", names)
 
 
-def test_what_is_no_model_or_no_scan_is_refused(bundle: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_or_no_scan_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no student bundle"):
         load_model(tmp_path)
     with pytest.raises(InvalidInput, match=r"allowed: .*.nii.gz"):

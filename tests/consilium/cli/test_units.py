@@ -25,7 +25,7 @@ def units() -> Iterator[tuple[str, click.Parameter]]:
         yield from ((name, one) for one in command.params if "--unit" in one.opts)
 
 
-def test_a_study_protects_hospitals_unless_it_is_asked_for_less_and_whoever_differs_says_why() -> None:
+def test_a_study_protects_hospitals_unless_asked_for_less_and_each_exception_states_its_reason() -> None:
     found = {name.removeprefix("consilium "): one for name, one in units()}
     differ = {name for name, one in found.items() if one.default not in (None, Unit.HOSPITAL)}
     assert {"plan", "study init", "audit"} <= found.keys()
@@ -37,7 +37,7 @@ def test_a_study_protects_hospitals_unless_it_is_asked_for_less_and_whoever_diff
 
 @pytest.mark.parametrize("command", [["demo"], ["simulate", "--phantoms"]])
 @pytest.mark.parametrize(("unit", "noted"), [([], True), (["--unit", "hospital"], False)])
-def test_who_tries_a_study_hears_what_a_real_one_would_protect(
+def test_a_trial_study_states_what_a_real_one_would_protect(
     command: list[str], unit: list[str], noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object, **__: object) -> NoReturn:

@@ -65,7 +65,7 @@ def accepted(parties: Federation, site: str) -> list[dict]:
     return [event for event in parties.events("offer-answered") if event["site"] == site and event["accepted"]]
 
 
-def test_who_comes_back_completes_the_sum_and_who_does_not_costs_one_draw(parties: Federation) -> None:
+def test_a_site_that_comes_back_completes_the_sum_and_one_that_does_not_costs_one_draw(parties: Federation) -> None:
     late, gone = "site-2", "site-8"
     parties.up()
     parties.start_run()

@@ -34,7 +34,7 @@ def test_a_site_that_is_cut_off_for_three_minutes_is_waited_for_and_answers_ever
         assert parties.site_charges(site) == QUERIES
 
 
-def test_one_site_away_for_the_whole_run_and_one_slow(parties: Federation) -> None:
+def test_a_run_completes_with_one_site_away_and_one_slow(parties: Federation) -> None:
     """Site-3 never takes part. Site-2 has 50 kB/s through its proxy."""
     for name in ("server", "site-1"):
         parties.start(name)
