@@ -42,7 +42,7 @@ _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
     "PYTHONUTF8",  # daemons read the names of patients' files as the command that starts them
-    "CONSILIUM_STATE_DIR", "XDG_STATE_HOME",  # where a site's daemons find the machine's list of books
+    "CONSILIUM_STATE_DIR", "XDG_STATE_HOME",  # folder of the list of this machine's site ledgers
 )  # fmt: skip
 
 _PROXY = ("http_proxy", "https_proxy", "no_proxy")

@@ -493,7 +493,7 @@ def keeping(logs: Path) -> Iterator[None]:
                     f"the daemons with logs in {logs} are running already; to fix: stop the `up` command that runs them"
                 )
             lock.truncate(0)
-            os.write(lock.fileno(), b"%d" % file_size(logs / FACTS))  # later facts are this keeper's
+            os.write(lock.fileno(), b"%d" % file_size(logs / FACTS))  # this supervisor's facts begin here
         yield
 
 

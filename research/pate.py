@@ -59,7 +59,7 @@ def measure_pate(bench: Bench, report: Report) -> dict[str, float]:
         at = bench.at(replace(bench.setting, recipe=recipe))
         for part in PARTS:
             for key, value in run_part(at, part, report).items():
-                own = part != "bounds" or key.partition("|")[0] == "non_private"  # the other bounds ask nobody
+                own = part != "bounds" or key.partition("|")[0] == "non_private"  # the other bounds ask no teacher
                 values[f"{name}: {key}" if own else key] = value
     cell = NumbersFile(bench.kept.file("pate", [repr(bench.setting), bench.seed], ".json"))
     for arm in DP_SGD:

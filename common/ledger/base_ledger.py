@@ -39,8 +39,7 @@ class FilledByRows(Protocol):
     Attributes:
         key: The public keys that have signed the ledger.
         row_count: Number of rows received.
-        kept: The records that charge rows which were lost with an older copy, by the positions of those of these rows
-            that the records name.
+        kept: The records that charge lost rows, by the positions of the lost rows that they name.
         has_standing: True if a standing file was kept beside the ledger from its first row on.
     """
 

@@ -107,7 +107,7 @@ class Service:
                 ledger.declare_pool(PoolDeclaration(site.pool, site.name, budget, accountant, study.privacy.protection))
         self.events_file = root / "events.jsonl"
 
-    # --- living
+    # --- running
 
     def live(self, wire: Callable[[Mapping[int, Worker]], Wire] = Wire) -> str:
         """Run the study to its end with the server's pipeline.
@@ -517,7 +517,8 @@ def read_site(service: Service, index: int) -> SiteRecord:
     if not path.exists():
         return SiteRecord({}, {}, frozenset(), 0.0, 0.0)
     rows, payloads = read_rows(path, "codes")
-    codes = {name: vector(data) for name, data in payloads.items() if "/" not in name}  # "/": masked words
+    # Names with "/" are masked codes.
+    codes = {name: vector(data) for name, data in payloads.items() if "/" not in name}
     accepted = {
         f"{body['query_id']}/{body.get('draw')}": float(Fraction(body["query"]["mechanism"]["noise_std"]))
         for kind, body in rows

@@ -206,7 +206,7 @@ def recover(
     ended = control.end_alarm(site_dir, server_restored=server_restored)
     for ledger in ended:
         then = "its next receipt must cover all of this site's receipts"
-        if "/" in ledger:  # a head's name for a ledger: two histories of it were signed
+        if "/" in ledger:  # the ledger's name in heads, of which two histories were signed
             then = "two histories of it were signed; this site countersigns it anew"
         say(f"alarm ended for {'' if '/' in ledger else 'the server ledger '}{ledger}; {then}")
     if not ended:

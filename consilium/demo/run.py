@@ -58,7 +58,7 @@ from server.operations.supervisor import OnEvent, supervise
 from server.study import create_study as setup
 
 HOSPITALS = 3  # unless the options or the data state a number
-MAPS = 24  # of phantoms, public
+MAPS = 24  # number of public label maps, from phantoms
 TESTED = 45
 """Number of phantoms for testing. With this many, the gain's interval is at most half as wide as the gain."""
 CLINIC = PhantomImaging(cut_mm=(-2.5, 4.0), clutter=0.0, noise=0.5, size=1.25, shift_mm=6.0)

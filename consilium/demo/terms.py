@@ -32,7 +32,7 @@ from consilium.reports.report_facts import SIMULATION
 from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice, read_maps
 from server.planning.recommend import protocol_for, recommend, training_for
 
-PATIENTS, VOLUMES = 24, 16  # phantoms: of each hospital, public images
+PATIENTS, VOLUMES = 24, 16  # phantoms of each hospital; public phantom images
 PHANTOM_ROUNDS = 2  # the student gains as much as with four rounds, with half the messages
 PHANTOM_DATA = replace(study_data(), spacing_mm=(1.9, 1.9, 1.9), grid=(24, 24, 24))
 PHANTOM_RECIPE = (

@@ -131,7 +131,7 @@ class IssuesReceipts(ServerFile):
         The totals in a receipt are the current totals less the charges after the receipt.
         """
         totals: dict[str, Spend] = {}
-        newer: Callable[[int], str] | None = None  # still needs the row at which the previous receipt ends
+        newer: Callable[[int], str] | None = None  # its argument is the row at which the receipt before it ends
         for transaction in self._transactions():
             end = transaction.end
             if newer is None and end <= after:

@@ -64,7 +64,8 @@ class StudentCurves:
 
         The last step is left out, because the finished student is scored on all cases.
         """
-        if not self._cases or step >= self._steps or step + 1 < self._due:  # the step before tells what is fresh
+        # One step earlier, note the newest checkpoint.
+        if not self._cases or step >= self._steps or step + 1 < self._due:
             return
         newest = self._newest()
         fresh, self._seen = newest != self._seen, newest

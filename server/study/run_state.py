@@ -65,7 +65,7 @@ def run_state(workspace: Workspace) -> RunState:
     found = RunState()
     for event in read_events(workspace.events_file):
         found = found.after(event)
-    if found.name == "running" and before is False and lives(workspace) is False:  # and none began in between
+    if found.name == "running" and before is False and lives(workspace) is False:  # and no run began in between
         return RunState("died", DIED)
     return found
 
