@@ -22,12 +22,11 @@ from common.canonical import canonical_bytes, check_hash, check_name, check_pool
 from common.document import FLAT, LATER, Document
 from common.envelope import Sign
 from common.errors import InvalidInput
-from common.fingerprints import fingerprint_of
 from common.ledger.keys import signing_public_key
 from common.objects import write_json
 from common.pki import load_node_key, node_key_line, parse_node_key
 from common.privacy.mechanism import Protection
-from common.public_keys import IdentityKey
+from common.public_keys import IdentityKey, fingerprint_of
 from common.reading import naming_file, parse_json, read_text
 
 MAX_REQUEST_BYTES = 1 << 16

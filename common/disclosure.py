@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from common.canonical import canonical_bytes, parse_canonical
 from common.document import Count, Sha256, StoredDocument
 from common.errors import InvalidInput
-from common.fingerprints import fingerprint_of
 from common.ledger.charges import SiteName
 from common.ledger.keys import Signed, sealing_public_key
 from common.ledger.rows import Time
 from common.peers import MAX_PEERS, Peer
+from common.public_keys import fingerprint_of
 from common.sealing import SUITE
 
 MAX_DISCLOSURE_BYTES = 4 << 20

@@ -17,10 +17,9 @@ from typing import Annotated, Self
 from common.canonical import check_hash
 from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
-from common.fingerprints import fingerprint_of
 from common.ledger.charges import SiteName, check_ledger_name
 from common.objects import json_bytes, write_atomically
-from common.public_keys import IdentityKey, check_identity_key
+from common.public_keys import IdentityKey, check_identity_key, fingerprint_of
 from common.reading import naming_file, parse_json, read_text
 
 MAX_PEERS = 4096

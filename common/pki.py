@@ -33,8 +33,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import InvalidInput
-from common.fingerprints import fingerprint_of
 from common.objects import shared, write_atomically
+from common.public_keys import fingerprint_of
 from common.reading import parsing
 from common.sockets import HOST_LIMIT, HOST_REMEDY
 

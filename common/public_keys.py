@@ -1,10 +1,10 @@
-"""Checks public keys written as text: 64 hex digits in the canonical encoding of their point on the curve.
+"""Checks public keys written as text, and computes the fingerprints that two people compare by telephone.
 
-Called wherever a key is read. A point of Curve25519 has several encodings. With p = 2²⁵⁵ − 19, X25519 ignores the top
-bit of the last byte and reduces numbers of p or more modulo p. Ed25519 libraries accept numbers of p or more, and a
-negative zero. Adding a point of small order gives further keys with the same X25519 secret. A check by text that no key
-occurs twice would accept such *twins* as different keys. Two keys are twins if and only if :func:`point_of` is equal
-for both.
+A key is written as 64 hex digits: the canonical encoding of its point on the curve. It is checked wherever it is read.
+A point of Curve25519 has several encodings. With p = 2²⁵⁵ − 19, X25519 ignores the top bit of the last byte and reduces
+numbers of p or more modulo p. Ed25519 libraries accept numbers of p or more, and a negative zero. Adding a point of
+small order gives further keys with the same X25519 secret. A check by text that no key occurs twice would accept such
+*twins* as different keys. Two keys are twins if and only if :func:`point_of` is equal for both.
 
 Refuses every encoding but the canonical one, and points of small order, for which anybody can compute shared secrets
 and forge signatures. A number that encodes no point is not refused, because no signature by it can be valid.
@@ -14,12 +14,44 @@ Source: RFC 7748, section 5; RFC 8032, section 5.1.3.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from base64 import b64encode
 from functools import lru_cache
 from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from common.errors import InvalidInput
+
+_PREFIX = "SHA256:"
+
+
+def fingerprint_of(data: bytes) -> str:
+    """Return the fingerprint of data: ``SHA256:`` and the unpadded base64 of its SHA-256.
+
+    Args:
+        data: The data.
+
+    Returns:
+        The fingerprint.
+    """
+    return _PREFIX + b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+def is_fingerprint(read_out: str, meant: str) -> bool:
+    """Return whether a typed text is the expected fingerprint.
+
+    Args:
+        read_out: What a person typed, with or without ``SHA256:``.
+        meant: The expected fingerprint.
+
+    Returns:
+        True if they agree.
+    """
+    given = _PREFIX + read_out.strip().removeprefix(_PREFIX)
+    return hmac.compare_digest(given.encode(errors="replace"), meant.encode())
+
 
 _P = 2**255 - 19
 _SIGN = 1 << 255

@@ -22,10 +22,10 @@ from client.site.books import consent_missing, joined_study, open_books, read_bo
 from client.site.fetch import OnWait, PublicObjects
 from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
-from common.fingerprints import is_fingerprint
 from common.hospital_page import OwnAlarm
 from common.objects import write_atomically
 from common.peers import Peer, Peers, fingerprint, read_peers, write_peers
+from common.public_keys import is_fingerprint
 from common.reading import parse_json
 
 LISTED, OFFERED = "peers.json", "peers-offered.json"

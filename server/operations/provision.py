@@ -28,7 +28,6 @@ from common import __version__
 from common.admission import JoinRequest, StatedBooks
 from common.canonical import check_name, sha256_bytes
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
-from common.fingerprints import is_fingerprint
 from common.node_auth import AdmittedNode, read_admitted, write_admitted
 from common.objects import write_atomically
 from common.peers import Peer, Peers, write_peers
@@ -43,6 +42,7 @@ from common.pki import (
     subject_names,
     validity,
 )
+from common.public_keys import is_fingerprint
 from server.operations.one_port import BEHIND, BehindPort, read_behind, write_behind
 from server.operations.supervisor import SOCKET, prepare_network
 from server.public.public_files import PEERS, said_file

@@ -34,9 +34,9 @@ from client.site.enrolment import SiteKit
 from common.admission import JoinRequest, SignedRequest, read_request
 from common.canonical import canonical_bytes
 from common.errors import DaemonFailed, InvalidInput
-from common.fingerprints import is_fingerprint
 from common.node_auth import AdmittedNode, read_admitted, signed_headers, write_admitted
 from common.pki import create_node_keys, load_node_key, read_node_public_key
+from common.public_keys import is_fingerprint
 from common.sockets import free_port
 from consilium.cli.provision import provision_app
 from server.operations import listener, provision

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import InvalidInput
-from common.fingerprints import is_fingerprint
 from common.peers import MAX_PEERS_BYTES, Peer, Peers, fingerprint, read_peers, write_peers
+from common.public_keys import is_fingerprint
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 STUDY = "5" * 64
