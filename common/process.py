@@ -5,7 +5,7 @@ daemon that dies or does not become ready raises ``DaemonFailed`` with its last 
 environment, which its children inherit, so a child that moved to another session is still found and stopped.
 Orphans are reaped by this process (``PR_SET_CHILD_SUBREAPER``). If this process itself is killed, the kernel ends the
 daemons (``PR_SET_PDEATHSIG``). All of this works on Linux, where ``/proc`` is read; elsewhere only the daemon's process
-group is stopped.
+group is stopped, because there is no other process to read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -31,7 +31,58 @@ from types import FrameType, TracebackType
 
 from common.errors import DaemonFailed, InvalidInput
 from common.plain import plain
-from common.processes import process, processes
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process as the kernel describes it now.
+
+    Attributes:
+        pid: Process id.
+        ended: True if it has ended and only its parent has not taken notice yet.
+        parent: Process id of its parent.
+        group: Id of its process group.
+        session: Id of its session.
+        threads: Number of its threads.
+    """
+
+    pid: int
+    ended: bool
+    parent: int
+    group: int
+    session: int
+    threads: int
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which the kernel shows the process."""
+        return Path("/proc", str(self.pid))
+
+
+def process(pid: int) -> Process | None:
+    """Read one process.
+
+    Args:
+        pid: Its process id.
+
+    Returns:
+        The process; None if it is gone.
+    """
+    try:
+        stat = Path("/proc", str(pid), "stat").read_bytes()
+        state, *numbers = stat[stat.rindex(b")") + 2 :].split(maxsplit=18)[:18]  # the program's name may hold spaces
+        parent, group, session = map(int, numbers[:3])
+        return Process(pid, state in (b"Z", b"X"), parent, group, session, threads=int(numbers[16]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def processes() -> Iterator[Process]:
+    """Yield all visible processes, one after the other."""
+    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
+        if entry.name.isdigit() and (found := process(int(entry.name))) is not None:
+            yield found
+
 
 READY_TIMEOUT_S = 300.0
 """Default of :attr:`DaemonSpec.ready_timeout_s`. On a machine under load, 60 s were too few for SuperExec."""

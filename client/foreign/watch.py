@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from common.processes import processes
+from common.process import processes
 
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 32
