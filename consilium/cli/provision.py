@@ -315,7 +315,8 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
 def forget(directory: StudyDir, site: SiteName) -> None:
     """Delete the server's data about a site that left, and print what must stay and why. Revoke the site first.
 
-    Stop the server's daemons first, because their logs are deleted too. Delete backups and archives yourself.
+    Stop the server's daemons first, because their logs are deleted too. Delete backups, archives,
+    published folders and the dashboard's state yourself.
     Example: consilium provision forget trial north
     """
     from server.operations.leaving import STAYS, forget

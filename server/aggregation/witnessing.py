@@ -208,7 +208,33 @@ class Witnesses:
         for name, note in ((self._note.origin, self._note), *named):
             if len(note.signatures) > 1 or self.memory.note(name) is None:
                 self.memory.keep(note, name=name)
-        write_json(self.memory.folder / _SITES, {name: one.to_json() for name, one in sorted(self._known.items())})
+        _save_known(self.memory, self._known)
+
+
+def forget_witness(folder: Path, name: str) -> bool:
+    """Delete what a site that left said as a witness, and the newest head of its own ledger.
+
+    Its countersignatures on other ledgers' heads stay, because they are evidence about these ledgers.
+
+    Args:
+        folder: The study's ``witnesses/``.
+        name: The site's name.
+
+    Returns:
+        True if the folder had an entry of the site.
+    """
+    memory = HeadMemory(folder)
+    known = _load(memory)
+    if (gone := known.pop(name, None)) is None:
+        return False
+    if gone.own:
+        memory.forget(gone.own)
+    _save_known(memory, known)
+    return True
+
+
+def _save_known(memory: HeadMemory, known: Mapping[str, KnownWitness]) -> None:
+    write_json(memory.folder / _SITES, {name: one.to_json() for name, one in sorted(known.items())})
 
 
 def _signed_by(site: Site, note: CheckpointNote, line: bytes) -> CheckpointNote:

@@ -21,7 +21,9 @@ from common.node_auth import read_admitted
 from common.objects import write_atomically
 from common.pki import read_node_public_key
 from common.supervision import keeping
+from common.witness.memory import FOLDER as WITNESSES
 from common.wording import many
+from server.aggregation.witnessing import forget_witness
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import LEFT, LeftSite, Workspace
 
@@ -31,6 +33,7 @@ STAYS = (
     "the released sums, labels and student: its codes were added to the others' with noise and cannot be taken out; "
     "the guarantee for its patients still holds",
     "its name and the hash of its node key, so that neither is admitted again",
+    "its countersignatures in `witnesses/`, which prove that no other party's ledger was rolled back",
     "in SuperLink's database the number of its node, and encrypted messages, until `flower/` is deleted with the study",
 )
 
@@ -49,7 +52,7 @@ class DeletionResult:
 
 
 def forget(workspace: Workspace, name: str) -> DeletionResult:
-    """Delete a revoked site's entry, keys, reports and events, and the logs of all daemons.
+    """Delete a revoked site's entry, keys, reports, verdict, figures and events, and the logs of all daemons.
 
     Args:
         workspace: The study's directory.
@@ -104,14 +107,23 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
     if name in workspace.revoked_names():
         workspace.save_revoked(workspace.revoked_names() - {name})
     yield "its entry in sites.json, with the key of its replies and its node's number"
+    stated = f"{name.replace('/', '%2f')}.json"
     for path, what in (
         (key, "its public node key"),
-        (workspace.root / "site-reports" / f"{name}.json", "the report about itself that it sent"),
+        (workspace.reports_dir / f"{name}.json", "the report about itself that it sent"),
+        (workspace.verdicts_dir / stated, "the verdict on the student that it sent"),
+        (workspace.figures_dir / stated, "the figures of the student that it sent"),
     ):
         if path.exists():
             path.unlink()
             yield what
-    words = list(workspace.evidence_dir.glob(f"*/{name.replace('/', '%2f')}.json"))
+    certified = workspace.certificate_dir / "certificate.json"
+    if certified.exists() and canonical_text(name) in certified.read_text():
+        shutil.rmtree(workspace.certificate_dir)
+        yield "the study's copy of the newest certificate, which names it"
+    if forget_witness(workspace.root / WITNESSES, name):
+        yield "what it said as a witness, and the newest head of its own ledger"
+    words = list(workspace.evidence_dir.glob(f"*/{stated}"))
     for path in words:
         path.unlink()
     if words:

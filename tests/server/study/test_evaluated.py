@@ -25,21 +25,30 @@ from client.policy import load_site
 from client.site.books import read_books
 from client.teachers.evaluation import CaseScore, Evaluation
 from client.teachers.verdict import figures_of
+from client.witnessing import Witnessing
+from common.config import GateConfig
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput
+from common.events import EventLog
 from common.ledger.records import NoteRecord, parse_record
 from common.ledger.rows import format_time
 from common.node_auth import AdmittedNode, write_admitted
 from common.objects import write_atomically
+from common.pki import create_node_keys
 from common.site_figures import LEAST_PATIENTS, MAX_FIGURES_BYTES, SiteFigures, StructureFigure
 from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
+from consilium.audit.witnesses import witnesses_of
+from consilium.cli.provision import provision_app
 from consilium.cli.site import site_app
 from consilium.cli.study import study_app
-from consilium.reports.certificate import certificate_facts
+from consilium.reports.certificate import Sources, certificate_facts, issue_certificate
 from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.publication import publish_student
+from server.aggregation.witnessing import Witnesses
+from server.operations.provision import revoke
 from server.study.evaluated import evaluated, figures_on, take_figures
+from server.study.gate import publish_verdicts, take_verdict
 from server.study.workspace import Workspace
 from tests.commands import refusal_of, typed
 from tests.exported import exported_study, statement_file
@@ -162,6 +171,49 @@ def test_the_figures_of_a_hospital_that_was_revoked_count_no_more(fed: Federatio
 
 
 @pytest.mark.slow
+def test_a_site_that_left_leaves_neither_verdict_nor_figures_nor_witness_behind(tmp_path: Path) -> None:
+    """Its verdict and figures depend on its patients' data, and no ε covers them."""
+    study = make_study(gate=GateConfig(1), quorum=3, aggregation="sealed-sum", planned_queries=2)
+    with exported_study(tmp_path / "study", study) as fed:
+        name, workspace = fed.sites[0].name, Workspace(fed.root)
+        files = [create_node_keys(tmp_path / one.name).public for one in fed.sites]
+        keys = [" ".join(path.read_text().split()[:2]) for path in files]
+        nodes = (AdmittedNode(one.name, key, one.node_id) for one, key in zip(fed.sites, keys, strict=True))
+        write_admitted(workspace.nodes_file, tuple(nodes))
+        measured = figures(fed, name)
+        verdict = SiteVerdict(study.id, measured.bundle, name, "worse", EARLY)
+        take_verdict(workspace, verdict.signed_by(fed.site_ledgers[name].sign).render())
+        publish_verdicts(workspace)
+        take_figures(workspace, measured.render())
+        for site in fed.sites:
+            ledger = fed.site_ledgers[site.name]
+            folder, server = fed.root / site.name / "witnesses", (fed.signing_key.public_key(),)
+            fed.workers[site.node_id]._witness = Witnessing(folder, site=site.name, ledger=ledger, server_keys=server)
+        events = EventLog(fed.events_file, study=study.id)
+        Witnesses(workspace.root / "witnesses", study=study.id, ledger=fed.ledger, events=events).ask(
+            fed.sites, fed.transport
+        )
+        issue_certificate(workspace, tmp_path / "certificate", Sources())
+    revoke(workspace, name, unregister=lambda _node: None)
+    publish_verdicts(workspace)
+    said = typed(provision_app, "forget", workspace.root, name).stdout
+    for gone in ("verdict", "figures", "witness", "certificate"):
+        assert gone in said
+    hospitals = {one.name for one in fed.sites}  # this test keeps the hospitals' folders inside the study's
+    left = [path.relative_to(workspace.root) for path in workspace.root.rglob("*") if path.is_file()]
+    naming = {path.name for path in left if name in str(path) or name.encode() in (workspace.root / path).read_bytes()}
+    kept = {path.name for path in left if path.parts[0] in hospitals} | {
+        "ledger.sqlite",
+        "ledger.standing",
+        "left.json",
+    }
+    countersigned = {path.name for path in workspace.root.glob("witnesses/*.note")}
+    assert naming <= kept | countersigned
+    assert len(countersigned) == len(fed.sites)  # the server's ledger and the other sites', not its own
+    assert set(json.loads((workspace.root / "witnesses" / "sites.json").read_text())) == hospitals - {name}
+    assert witnesses_of(workspace.ledger_file, role="server").problems == ()
+
+
 def test_what_was_measured_stands_in_the_model_card_with_the_signed_figures(fed: Federation, tmp_path: Path) -> None:
     workspace = Workspace(fed.root)
     publish_student(workspace, tmp_path / "without")
