@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
+from common.canonical import checked_fields
 from common.clock import utc_now
 from common.document import Document
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
@@ -214,7 +215,8 @@ def failing_targets(state: Path) -> tuple[FailingTarget, ...]:
     """
     with contextlib.suppress(OSError, InvalidInput, TypeError):
         data = _failing_file(state).read_bytes()[:MAX_STATE_BYTES]
-        return tuple(FailingTarget(**one) for one in parse_json(data, what="failing targets of the security log"))
+        stored = parse_json(data, what="failing targets of the security log")
+        return tuple(FailingTarget(**checked_fields(one, get_type_hints(FailingTarget))) for one in stored)
     return ()
 
 

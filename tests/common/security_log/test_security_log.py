@@ -42,7 +42,7 @@ from common.security_log.follow import (
     logged_event,
     send_all,
 )
-from common.security_log.program import STATE, kept_log, with_backlog
+from common.security_log.program import STATE, kept_log, not_accepted_of, with_backlog
 from common.security_log.rows import shared_row
 from common.security_log.sinks import RotatedFile, open_sink
 from common.supervision import DaemonStanding
@@ -262,6 +262,15 @@ def test_a_damaged_file_of_places_sends_every_event_again(tmp_path: Path, place:
     LogFollower(sources, {"k": sink}, party="site", name="n", state=state).step()
     assert sink.events == whole.events
     assert "daemon-started" in whole.events
+
+
+@pytest.mark.parametrize("field", ["target", "since", "cause", "waiting"])
+def test_a_damaged_file_of_failing_targets_names_none(tmp_path: Path, field: str) -> None:
+    failing, state = {"target": "syslog", "since": TIME, "cause": "refused", "waiting": 3}, tmp_path / STATE
+    state.with_suffix(".failing").write_text(json.dumps([failing]))
+    assert "3 lines wait" in not_accepted_of(state)
+    state.with_suffix(".failing").write_text(json.dumps([failing | {field: {}}]))
+    assert not_accepted_of(state) == ""
 
 
 def test_a_log_that_was_rotated_is_read_to_its_end_first(tmp_path: Path) -> None:
