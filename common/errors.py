@@ -55,7 +55,10 @@ _SHOWN.maxlevel = 3
 
 def _shown(value: object) -> str:
     """Return a short representation of a value, which may be very large or deeply nested."""
-    text = str(value) if isinstance(value, Fraction) else _SHOWN.repr(value)
+    try:
+        text = str(value) if isinstance(value, Fraction) else _SHOWN.repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number of thousands of digits"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
