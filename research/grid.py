@@ -22,8 +22,8 @@ def grid_sum(total: Float[np.ndarray, "d"], *, coordinates: int) -> Int64[np.nda
     Rounding two neighbouring sums of d coordinates increases their distance by at most one step per coordinate, so the
     sensitivity stays below R, the number of steps in norm 1, if √d + R·SUMMED_NORM ≤ R. This holds for all d up to 2²².
     Up to 2²¹ coordinates there is room for a float64 error of 600 grid steps, and the float64 error of a sum of n < 2¹⁸
-    vectors is at most n²·2⁻⁵³·R = 128.
-    This assumes that the vectors themselves, computed in float32, do not change with the others of a batch.
+    vectors is at most n²·2⁻⁵³·R = 128. This assumes that the vectors themselves, computed in float32, do not change
+    with the others of a batch.
 
     Args:
         total: The sum, float64 [d].

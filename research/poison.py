@@ -2,9 +2,9 @@
 
 `consilium bench poison` calls it. A dishonest (poisoned) site may send any vector in every round; it is clipped to the
 ball of radius C, as every site's vector is. Roles of the cases, teachers, public start, frame, rounds and student are
-computed as in the utility benchmark (:mod:`research.utility`).
-The arms of a seed share their noise, so a difference between two arms is the effect of the poison. Finished arms are
-stored. It refuses every recipe but ``joint``, and too few hospitals.
+computed as in the utility benchmark (:mod:`research.utility`). The arms of a seed share their noise, so a difference
+between two arms is the effect of the poison. Finished arms are stored. It refuses every recipe but ``joint``, and too
+few hospitals.
 """
 
 from __future__ import annotations

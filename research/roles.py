@@ -2,9 +2,8 @@
 
 A case is private, a public image, a public label map, a public image with its label map, or held out for evaluation.
 The benchmarks use it. Cases are assigned as by `consilium data split`, with one fold of the patients held out for each
-seed.
-No case plays two roles. The label of a public image and the image of a public label map are never used, except that
-labels decoded for public images are scored at the end, for the table alone. It refuses a dataset too small for the
+seed. No case plays two roles. The label of a public image and the image of a public label map are never used, except
+that labels decoded for public images are scored at the end, for the table alone. It refuses a dataset too small for the
 roles, and scans that cannot be read.
 """
 

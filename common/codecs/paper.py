@@ -2,9 +2,9 @@
 
 A study that uses this codec with the accountant ``paper`` has the noise of the paper's eq (15) at sensitivity √d/K,
 where d = classes · voxels and K is the number of teachers. The codec has neither water-filling nor Wiener weights; the
-length l of a code is the number of variances above the planned noise (the paper's eq (7)).
-The codec serves as a baseline for ``pca``. Its sensitivity is so large that, at any budget that protects patients, the
-noise hides the signal.
+length l of a code is the number of variances above the planned noise (the paper's eq (7)). The codec serves as a
+baseline for ``pca``. Its sensitivity is so large that, at any budget that protects patients, the noise hides the
+signal.
 
 Three points differ from the algorithm in the paper, because that algorithm cannot be run as written:
 

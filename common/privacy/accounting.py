@@ -216,8 +216,8 @@ def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
 def epsilon_paper(mu_squared: Fraction | float, delta: float) -> float:
     """Return the bound ε = μ²/2 + √(2·μ²·log(1/δ)), eq (14) of Fay et al. 2021.
 
-    The paper writes N·S²/σ² for μ²: N releases of sensitivity S with noise of standard deviation σ.
-    The bound is valid and loose. It converts Rényi DP to ε by Proposition 5 of that paper, at the order of its eq (12).
+    The paper writes N·S²/σ² for μ²: N releases of sensitivity S with noise of standard deviation σ. The bound is valid
+    and loose. It converts Rényi DP to ε by Proposition 5 of that paper, at the order of its eq (12).
 
     Args:
         mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 2⁴⁰.

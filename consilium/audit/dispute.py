@@ -132,7 +132,7 @@ def judge(
         raise InvalidInput(
             "sites in the roster of the evidence whose mask key is not signed with their identity key",
             value=list(unproven),
-            limit="none: every mask key is signed with the site's identity key in the list of peers",
+            limit="none, because a site signs its mask keys with its identity key in the list of peers",
             remedy="give the list that `consilium dispute evidence` wrote beside the evidence, which has revoked "
             "hospitals too; if it is that list, it may be wrong: ask these hospitals for the fingerprint of their key",
         )

@@ -77,7 +77,7 @@ def adapt(
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="ε that the private training may cost each patient.")] = None,
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = DELTA,
+    delta: Annotated[float, typer.Option(help="δ at which the ε of --epsilon holds.")] = DELTA,
     relation: Annotated[
         str, typer.Option(help="Neighbouring relation of that ε: add-remove or replace-one.")
     ] = RELATION,

@@ -68,7 +68,7 @@ def train(
         ),
     ] = "standard",
     epsilon: Annotated[float | None, typer.Option(help="ε that the training may cost each patient.")] = None,
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="δ at which the ε of --epsilon holds.")] = 1e-5,
     relation: Annotated[
         str, typer.Option(help="Neighbouring relation for which ε is planned: add-remove or replace-one.")
     ] = "add-remove",

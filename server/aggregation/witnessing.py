@@ -1,12 +1,11 @@
 """Has the sites countersign the heads of the server's ledger and of each other's ledgers.
 
 A *head* is the signed hash of a ledger's newest row. A site that has countersigned a head notices if rows up to this
-row change later.
-``pipeline.countersign`` runs one round in each run, after the queries are answered and while the student is trained. A
-round asks every site that is online up to three times, until no site reports anything new. The first request asks for
-the site's signature on the server's head. The later requests also contain the other sites' heads and their signatures.
-A round charges nothing, and delays neither a query nor the student. A site that is
-offline or contradicts a head is logged as an event.
+row change later. ``pipeline.countersign`` runs one round in each run, after the queries are answered and while the
+student is trained. A round asks every site that is online up to three times, until no site reports anything new. The
+first request asks for the site's signature on the server's head. The later requests also contain the other sites' heads
+and their signatures. A round charges nothing, and delays neither a query nor the student. A site that is offline or
+contradicts a head is logged as an event.
 
 The heads and their signatures are stored in the study's folder ``witnesses/``. Sites of earlier versions do not answer
 these requests. If no site has ever answered, nothing is logged.

@@ -2,11 +2,10 @@
 
 The joint and the appearance protocol call it. Everything here is post-processing: it uses public images and label maps,
 the codec, and stored answers. A joint query's student is trained in passes. In the first pass a volume's label is its
-decoded code.
-In later passes the label is the student's own prediction, shifted to where the released code places the structures.
-Details that the codec cannot express then come from the network, while the answers correct errors of position. With
-public pairs (public images with label maps) the shifted prediction is used from the first pass. A recipe with fewer
-steps than passes is refused.
+decoded code. In later passes the label is the student's own prediction, shifted to where the released code places the
+structures. Details that the codec cannot express then come from the network, while the answers correct errors of
+position. With public pairs (public images with label maps) the shifted prediction is used from the first pass. A recipe
+with fewer steps than passes is refused.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@
 
 Steps 2 to 4 correspond to a Flower strategy's ``initialize_parameters``, ``configure_train`` and ``aggregate_train``.
 The interface at a site is :mod:`common.protocols.site_protocol`; protocols are registered in
-:mod:`common.protocol_terms`.
-Everything after an answer is post-processing of the stored answers. The functions take values (a study's public
-material, its answers, its labels) and do not read the study's directory. No protocol imports torch before a network is
-to be trained, because queries are made while the ledger is open.
+:mod:`common.protocol_terms`. Everything after an answer is post-processing of the stored answers. The functions take
+values (a study's public material, its answers, its labels) and do not read the study's directory. No protocol imports
+torch before a network is to be trained, because queries are made while the ledger is open.
 """
 
 from __future__ import annotations
