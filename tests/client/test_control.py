@@ -284,7 +284,7 @@ def test_a_receipt_signed_by_a_new_server_key_is_accepted_once_site_toml_lists_t
     worker._config = replace(worker._config, server=replace(facts, more_signing_keys=(public_hex(new),)))
     fed.ledger.rotate_key(new)
     before = {name: len(ledger.receipts()) for name, ledger in fed.site_ledgers.items()}
-    with pytest.raises(QuorumNotReached):  # what a key signs that a site does not list is not read there
+    with pytest.raises(QuorumNotReached):  # a site reads no message of a key that it does not list
         fed.core().run(fed.transport)
     held = {name: len(ledger.receipts()) for name, ledger in fed.site_ledgers.items()}
     assert held == {**before, "site-0": held["site-0"]}, "a site that does not list the key refuses, without alarm"

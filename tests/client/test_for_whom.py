@@ -207,7 +207,7 @@ def test_a_notice_nobody_signed_opens_no_way_to_another_key(fed: Federation, dir
     assert_refused(fed, theirs, fed.request(fed.planned()[:2]))
 
 
-# --- rows of before ledger and key were recorded
+# --- rows from before ledger and key were recorded
 
 
 def write_old_reservation(fed: Federation) -> None:

@@ -36,7 +36,7 @@ class Time:
 
 
 class Slow(StubVoters):
-    """Voters that take ``seconds`` for each volume."""
+    """Stands in for voters that take ``seconds`` for each volume."""
 
     time: Time
     seconds: float = 0.0

@@ -105,7 +105,7 @@ def test_a_withdrawn_patients_stored_codes_are_gone_from_the_file(fed: Federatio
 def test_codes_that_an_older_version_left_behind_never_leave_and_go_at_the_next_opening(fed: Federation) -> None:
     ledger, path = ledger_of(fed), fed.root / "site-0" / "site-ledger.sqlite"
     (stored,) = ask(fed, fed.planned()[:1])
-    with ledger._writing():  # as a version wrote it that deleted nothing
+    with ledger._writing():  # as written by a version that deleted nothing
         write_raw(ledger, "patient", {"slot": 1, "subject": "a" * 64, "voter": 1, "weights": ""})
     assert ledger.code(fed.planned()[0].id) is None
     assert verify(path).ok

@@ -216,7 +216,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_round_and_pays_for_none_ag
     assert len(study.run(stop_after=1)) == 1
     rows = study.fed.ledger.row_count
     second = query_after(study.workspace.public(), study.answered())
-    with monkeypatch.context() as patched:  # the frame that was made is kept: it is never worked out again
+    with monkeypatch.context() as patched:  # the stored frame is used, never computed again
 
         def other(*_: object, **__: object) -> Frame:
             raise AssertionError("made again")

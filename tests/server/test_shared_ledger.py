@@ -325,7 +325,7 @@ def test_a_second_study_is_told_what_an_earlier_one_left_it(first: Workspace, tm
     asked = ["--labels", "background,body", "--grid", "8,8,8", "--queries", "6", "--quorum", "2", "--delta", "1e-3"]
     shared = ["--name", "second", "--ledger", str(first.root)]
     done = typed(study_app, "init", tmp_path / "second", *asked, *shared)
-    for pool in ("north", "south"):  # half of the budget for life, so half of as many equal queries
+    for pool in ("north", "south"):  # half of the lifetime budget pays for half as many equal queries
         assert re.search(f"warning: pool {pool} of {pool}: .*3 of the 6 releases", done.stdout)
 
 
@@ -477,7 +477,7 @@ def test_a_study_that_would_overdraw_the_pool_is_refused_by_each_book_alone(two_
     one, two = two_studies
     one.core(queries_of(one, 6)).run(one.transport)
     before = one.ledger.spent("pool-0")
-    two.core(queries_of(two, 3)).run(two.transport)  # the server's book: no pool has room, nothing is offered
+    two.core(queries_of(two, 3)).run(two.transport)  # by the server's ledger no pool has room, so it offers nothing
     assert two.ledger.answers(two.study.id) == ()
     assert [event["event"] for event in read_events(two.events_file)].count("offer-answered") == 0
     assert two.ledger.spent("pool-0") == before
@@ -486,7 +486,7 @@ def test_a_study_that_would_overdraw_the_pool_is_refused_by_each_book_alone(two_
     two.ledger.register_study(two.study)
     for site in two.sites:
         two.ledger.declare_pool(pool_of(site, two.study))
-    with pytest.raises(QuorumNotReached):  # another server, whose book has room: each site's book refuses by itself
+    with pytest.raises(QuorumNotReached):  # another server's ledger has room, but each site's own ledger refuses
         two.core(queries_of(two, 3)).run(two.transport)
     assert {(event["site"], event["reason"]) for event in two.events("offer-answered")} == {
         (site.name, "budget") for site in two.sites

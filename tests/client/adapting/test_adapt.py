@@ -107,7 +107,7 @@ def test_the_default_is_taken_unless_another_way_is_proven_better() -> None:
     close = {Method.AVERAGED: [0.6, 0.6, 0.6], Method.OWN: [0.9, 0.4, 0.7]}  # ahead by .067 ± .625
     assert choose(close, default=Method.AVERAGED) is Method.AVERAGED
     ahead = {Method.AVERAGED: [0.6, 0.6, 0.6], Method.OWN: [0.9, 0.8, 0.85], Method.STUDENT: [0.8, 0.9, 0.85]}
-    assert choose(ahead, default=Method.AVERAGED) is Method.STUDENT  # of equals the simplest
+    assert choose(ahead, default=Method.AVERAGED) is Method.STUDENT  # the simplest of equal ones
     missing = {Method.AVERAGED: [math.nan, 0.6, 0.6], Method.OWN: [math.nan, 0.8, 0.81]}
     assert choose(missing, default=Method.AVERAGED) is Method.OWN
     assert (

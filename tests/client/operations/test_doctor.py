@@ -51,7 +51,7 @@ def table(root: Path, rules: list[str]) -> Path:
         folder = root / f"{position}"
         folder.mkdir(parents=True)
         case = RULES[name]().write(folder)
-        if name in OF_ONE_SCAN:  # the corpus is one scan: let every case be another patient's
+        if name in OF_ONE_SCAN:  # the corpus has one scan, so give every case another patient
             content = case.image.read_bytes()
             packed = content[:2] == b"\x1f\x8b"
             content = (gzip.decompress(content) if packed else content)[:-2] + struct.pack("<h", 60 + position)
@@ -103,7 +103,7 @@ def test_the_terminal_names_cases_and_the_report_does_not(root: Path, tmp_path: 
     for path in ((tmp_path / "out/pictures"), *(tmp_path / "out/pictures").iterdir()):
         assert path.stat().st_mode & 0o077 == 0  # they show patients
     states = re.findall(r'class="chip (\w+)"', page)
-    assert states == ["fail"] * 4 + ["note"] * 3 + ["ok"] * 2  # what is to be repaired comes first
+    assert states == ["fail"] * 4 + ["note"] * 3 + ["ok"] * 2  # failures come first
     assert json.loads(record)["counts"] == {"ok": 2, "note": 3, "fail": 4}
 
 

@@ -137,7 +137,7 @@ def test_no_more_cases_stay_in_memory_than_are_said(
         cases.shown(number)
         assert len(cases._kept) <= 2 < KEPT_CASES
     a, b, c, _ = ids(site)
-    assert predicted == [a, b, c, b]  # the one that was not shown for the longest time goes
+    assert predicted == [a, b, c, b]  # the least recently shown case is dropped
 
 
 def test_no_case_of_a_withdrawn_patient_is_shown_and_the_training_agrees(site: Path) -> None:
@@ -243,4 +243,4 @@ def test_cases_that_the_site_leaves_out_are_not_shown_and_counted(site: Path) ->
     assert "site train" in cases.listed().problem
     (site / "teachers" / "cases.json").unlink()
     next((site.parent / "data").rglob(f"labelsTr/{b}*")).unlink()
-    assert cases.listed().left_out == 1  # the index says so
+    assert cases.listed().left_out == 1  # the dataset's index still lists the case

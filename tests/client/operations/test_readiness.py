@@ -201,7 +201,7 @@ def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: W
     early = issue_server_certificate(
         authority, tmp_path / "early", names=["localhost"], now=datetime.now(UTC) + timedelta(days=3)
     )
-    world.present(early.certificate, early.key)  # as at a machine whose clock stands days back
+    world.present(early.certificate, early.key)  # as on a machine whose clock is days behind
     assert "not yet valid" in world.finding("certificate").text
     assert "set the clock" in world.finding("certificate").remedy
 
@@ -327,7 +327,7 @@ def test_the_doctor_reports_a_missing_consent_a_pause_and_an_older_copy_of_the_l
 def test_a_copy_of_a_site_beside_its_original_is_reported_by_the_doctor_and_not_started(
     world: World, tmp_path: Path
 ) -> None:
-    """The doctor called such a ledger fine, and `site up` started a worker again and again that refused to serve."""
+    """Formerly the doctor called it fine, and `site up` started a worker repeatedly that refused to serve."""
     staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
     shutil.copytree(world.site, tmp_path / "copy")
     check_newest(world.site)

@@ -74,7 +74,7 @@ def test_a_supernode_that_lost_the_server_ends(way: str, said: str, tmp_path: Pa
     contact.touch()  # of an earlier start
     words = [sys.executable, "-c", PROGRAM, way, str(contact), "--superlink", "nowhere:1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert way != "returns" or done.returncode == LOST  # Flower decides the other
+    assert way != "returns" or done.returncode == LOST  # otherwise Flower decides the exit status
     assert said in explain_supernode(done.stderr)
     assert not contact.exists()
 

@@ -813,7 +813,7 @@ def test_a_withdrawn_patient_is_recognised_after_a_recovery_or_nothing_is_traine
     for named in (True, False):
         shutil.copy(tmp_path / "monday.sqlite", north / "site-ledger.sqlite")
         (north / "site-ledger.standing").write_bytes(kept)
-        if not named:  # as a version writes it that knew no identity in a standing
+        if not named:  # as written by a version whose standing had no identity
             monkeypatch.setattr(KeepsTeachers, "_repeat", lambda *_: None)
         control.recover_own(north, standing=None, charge_all=False)
         if not named:

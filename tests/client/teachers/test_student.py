@@ -558,7 +558,7 @@ def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_tha
         assert "speak against" not in text, "only public data decides the verdict"
         assert OWN_BETTER in text
     assert re.search("Worse than .*own teachers", table(result))
-    assert result.alarms == ()  # what a verdict for the consortium counts is public data alone
+    assert result.alarms == ()  # a verdict for the consortium compares with public data only
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 def test_a_withdrawn_patient_is_neither_scored_nor_counted_nor_pictured(tmp_path: Path) -> None:
     site = make_own_site(tmp_path, "after-a-withdrawal")
     listed = [case.id for case in read_dataset(tmp_path / "data").labelled]
-    withdrawn = listed[1]  # as the state has it
+    withdrawn = listed[1]  # as in this state of the site
     result, folder = evaluate(site, now=NOW)
     assert [score.case for score in result.scores] == [case for case in listed if case != withdrawn]
     assert result.withdrawn == 1

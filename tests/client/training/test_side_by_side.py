@@ -165,7 +165,7 @@ def test_ctrl_c_leaves_no_process_and_the_next_call_finishes(dataset: Dataset, t
 
 
 def test_ctrl_c_while_the_fork_server_imports_leaves_no_process(tmp_path: Path) -> None:
-    """The fork server went on importing torch for seconds after its command had ended."""
+    """Formerly the fork server imported torch for seconds after its command had ended."""
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(120)\n")
     started = (
         "import time; from client.training import side_by_side; side_by_side.IMPORTED = ('slow',)\n"

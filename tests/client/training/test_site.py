@@ -324,7 +324,7 @@ def test_the_command_fails_at_a_site_without_one_usable_case_and_names_the_cases
     (tmp_path / "study.toml").write_text(STUDY)
     arguments = ["--data", str(tmp_path / "set"), "--study", str(tmp_path / "study.toml"), "--jobs", "1"]
     result = CliRunner().invoke(app, [*arguments, "--site-dir", str(tmp_path / "site")])
-    problems = load_cases(tmp_path / "site").problems  # recorded as ever
+    problems = load_cases(tmp_path / "site").problems  # the record of cases lists them
     assert len(problems) == 6 - usable
     assert all(f"{problem.case}: {problem.reason}" in result.stdout for problem in problems)
     if usable:

@@ -139,7 +139,7 @@ def test_a_site_that_falls_silent_after_accepting_counts_as_zero_once_patience_i
 
     fed.transport.intercept = drop
     core, looks = fed.core(), count()
-    core._clock = lambda: 0.05 * next(looks)  # the patience is a number of looks at the clock, on a busy machine too
+    core._clock = lambda: 0.05 * next(looks)  # time passes by readings, so that a busy machine changes nothing
     core.run(fed.transport)
     assert len(fed.events("batch-dispatched")) > 2
     assert all(a.voters == 3 for a in fed.ledger.answers(fed.study.id))

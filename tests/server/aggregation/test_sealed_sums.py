@@ -570,7 +570,7 @@ def test_a_copy_that_forgot_what_was_sent_never_sends_a_second_message_under_the
 def test_a_server_goes_on_with_a_later_draw_where_its_ledger_or_a_sites_is_an_older_copy(
     world: Federation, tmp_path: Path
 ) -> None:
-    accept(world, draw=5)  # a ledger that the server lost had come to draw 5
+    accept(world, draw=5)  # the server's lost ledger had reached draw 5
     world.core().run(world.transport)
     assert len(world.core().answers()) == 3
     draws = {release.draw for _, release in world.ledger._books.releases.by_row()}

@@ -72,7 +72,7 @@ def test_a_message_takes_no_status_beyond_its_bound():
     assert decode(encode(reply)) == reply
     with pytest.raises(InvalidInput, match=f"status.*: got {MAX_STATUS + 1}"):
         decode(encode(reply).replace(b"xx", b"xxx", 1))
-    with pytest.raises(InvalidInput):  # what could not be written to a file again
+    with pytest.raises(InvalidInput):  # a status that could not be written to a file
         decode(encode(reply).replace(b"x" * MAX_STATUS, b"\\ud800"))
 
 

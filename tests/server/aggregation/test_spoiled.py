@@ -90,11 +90,11 @@ def test_a_push_that_every_sum_hides_alone_is_found_in_the_sums_together(tmp_pat
     world.core().run(world.transport, should_stop=iter([False, True]).__next__)
     assert len(world.ledger.answers(world.study.id)) == 2
     with pytest.raises(Refused, match="spoiled"):
-        world.core().run(world.transport)  # a core that reads from the ledger what came before
+        world.core().run(world.transport)  # a new core reads the earlier draws from the ledger
     (lost,) = spoiled_draws(world.ledger, world.study)
     assert len(lost.query_ids) == 2
     assert len(world.ledger.answers(world.study.id)) == 2
-    world.core().run(world.transport)  # once somebody went on, the count begins anew
+    world.core().run(world.transport)  # the count starts anew after a person continued
     assert len(world.ledger.answers(world.study.id)) == 4
     world.close()
 
@@ -109,7 +109,7 @@ def test_a_question_is_answered_once_and_the_next_spoiled_draw_asks_anew(world: 
         assert question(world.ledger, world.study, accepted=rows[-1] if rows else "") is not None
         rows.append(spoiled_draws(world.ledger, world.study)[-1].row_hash)
         assert question(world.ledger, world.study, accepted=rows[-1]) is None
-    assert question(world.ledger, world.study, accepted="f" * 64) is not None  # of a ledger that was restored
+    assert question(world.ledger, world.study, accepted="f" * 64) is not None  # a row of the ledger before its restore
 
 
 def test_what_was_accepted_ahead_of_a_spoiled_draw_is_not_charged_again_after_a_restart(world: Federation) -> None:
@@ -206,7 +206,7 @@ def test_no_command_begins_a_run_before_the_question_is_answered(spoiled: Worksp
     assert isinstance(done.exception, Refused)
     assert done.exception.exit_code == 6
     events = EventLog(spoiled.events_file, study=spoiled.study().id)
-    with pytest.raises(Refused, match="--despite-spoiled"):  # nor does a run that came about otherwise
+    with pytest.raises(Refused, match="--despite-spoiled"):  # a run that was started in another way stops, too
         collect(spoiled, None, events=events)  # type: ignore[arg-type]
     accept_spoiled(spoiled)
     assert len(accepted_row(spoiled)) == 64

@@ -284,7 +284,7 @@ def test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_fi
     def other(request: WitnessRequest) -> object:
         note = CheckpointNote(origin_of("site", f"{next(shown):032x}"), 3, b"f" * 32)
         signed = note.signed(ledger.sign, key=ledger.public_key)
-        junk = NoteSignature(note.origin, b"junk", bytes(64))  # before its own, so that the first one is nobody's
+        junk = NoteSignature(note.origin, b"junk", bytes(64))  # stands before the site's own line
         return replace(signed, signatures=(*[junk] * 200, *signed.signatures)).render().encode(), ()
 
     liar._own = other  # type: ignore[method-assign,assignment]
@@ -384,7 +384,7 @@ def request_of(world: Federation) -> WitnessRequest:
 
 
 def test_a_forged_word_counts_for_nobody(world: Federation) -> None:
-    """Forged are one site's line under another's name and a line about another head."""
+    """The test forges one site's line under another's name, and a line about another head."""
 
     def forge(node: int, body: bytes, reply: bytes) -> bytes:
         said = decode(reply)

@@ -1,7 +1,7 @@
 """Tests the dashboard's text for the recorded study word for word: every page and every JSON document.
 
-Names made anew each time (hashes, keys, times, durations, folders) are replaced by what they are. Where a change
-is meant, the failing test leaves what is said now in ``tmp_path``.
+Names made anew each time (hashes, keys, times, durations, folders) are replaced by their kind. A failing test writes
+the new texts to ``tmp_path``, for the case that the change is intended.
 """
 
 from __future__ import annotations

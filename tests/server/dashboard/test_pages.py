@@ -213,7 +213,7 @@ def test_the_student_page_names_a_measured_gain_although_no_labelled_cases_are_p
     file = collected.workspace.root / "report.json"
     file.write_text(json.dumps(report))
     try:
-        until(lambda: "control zero code" in reader.get("/").text)  # its reader looks every second
+        until(lambda: "control zero code" in reader.get("/").text)  # the dashboard reads the folder every second
         text = reader.get("/student").text.lower()
         assert re.search(r"gain proven .*control zero code", text)
         assert "none are published" not in text

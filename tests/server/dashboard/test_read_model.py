@@ -108,7 +108,7 @@ def test_rows_and_events_count_as_they_appear_and_none_twice(study, tmp_path):
 def test_sites_are_up_while_they_answer_and_late_when_they_are_quiet(collected, tmp_path):
     workspace = copy(collected, tmp_path / "study")
     follower = followed(workspace)
-    assert {site.state for site in overview(follower, now=now()).sites} == {"spent"}  # as the command says of them
+    assert {site.state for site in overview(follower, now=now()).sites} == {"spent"}  # as `study status` states
     events = EventLog(workspace.events_file, study=workspace.study().id)
     events.emit("reply-missing", batch="b", attempt=1, site="north", reason="deadline")
     events.emit("offer-answered", batch="b", site="east", accepted=False, reason="offline")

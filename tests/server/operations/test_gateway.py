@@ -72,9 +72,10 @@ def gateway(tmp_path: Path) -> Gateway:
     return Gateway(tmp_path)
 
 
-@pytest.mark.parametrize("route", sorted(set(ROUTES) - {"push-messages"}))  # that one is read: tests/attacks
+# Tests/attacks has push-messages, which the gateway reads.
+@pytest.mark.parametrize("route", sorted(set(ROUTES) - {"push-messages"}))
 def test_fleet_traffic_passes_unchanged(gateway: Gateway, route: str) -> None:
-    body = b"\x1a\x08protobuf"  # a field that says nothing of who asks
+    body = b"\x1a\x08protobuf"  # a field that names no sender
     reply = gateway.ask("POST", f"/v1/fleet/{route}", body=body, headers={"content-type": "application/x-p"})
     assert (reply.status_code, reply.content) == (200, b"answer to " + body)
     assert "x-internal" not in reply.headers

@@ -115,7 +115,7 @@ def test_the_same_seed_gives_the_same_student_with_and_without_validation_cases_
     seen, told = world.fit(monkeypatch, "seen", world.files)
     assert (seen, nothing) == (plain, [])
     assert torch.equal(torch.get_rng_state(), after)
-    assert [one["step"] for one in told] == [50, 65 + 50]  # what one checkpoint has is told once
+    assert [one["step"] for one in told] == [50, 65 + 50]  # each checkpoint is logged once
     for one in told:
         assert one["cases"] == CASES
         assert one["dice"] == pytest.approx(world.by_hand[one["step"]], abs=1e-4)

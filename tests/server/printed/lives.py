@@ -233,7 +233,7 @@ def restore(life: Life) -> None:
     """Restore an older copy and charge what it lacks: by receipts, by the standing, or by both."""
     if not life.copies:
         return
-    alone = life.random.random() < 0.5  # without the standing: nothing tells until the sites do
+    alone = life.random.random() < 0.5  # without the standing, only the sites can show it
     put_back(life, standing=alone)
     if alone and life.random.random() < 0.7:
         ask(life, life.random.choice(life.studies), life.random.randint(1, 4))

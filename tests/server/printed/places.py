@@ -1,7 +1,7 @@
 """Lists every place of the product that prints an ε, odds or a share of a study with a ledger, and how to read it.
 
-A place gives text or a document; :mod:`tests.server.printed.rules` says what each figure in it means. The places that
-print none, or only what is planned, are named too: the test walks commands, routes and sources and knows them all.
+A place gives text or a document; :mod:`tests.server.printed.rules` says what each figure in it means. Places that print
+none, or only what is planned, are listed too, so that the test knows every command, route and source.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ SITE = {
     r"{at}budget\.readings\.\d+\.epsilon": "pool:{accountant}:{pool}",
     r"{at}study_epsilon": "in-study:{pool}",
 }
-CURVE = {r"curve\.\d+\.(?P<by>exact|rdp|paper)(_text)?": ""}  # its last point is held to what was spent, below
+# A check below compares its last point with what was spent.
+CURVE = {r"curve\.\d+\.(?P<by>exact|rdp|paper)(_text)?": ""}
 
 
 def at(roles: Mapping[str, str], prefix: str) -> dict[str, str]:

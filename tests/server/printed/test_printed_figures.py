@@ -1,7 +1,7 @@
 """Tests, over random histories of a ledger, that every printed ε, chance and share equals what the rows add up to.
 
-The oracle reads the rows with plain SQLite and JSON and has formulas of its own (``truth.py``). A number that no rule
-knows, a route, a command or a source that prints figures and is not named here, is a failure as well.
+The oracle reads the rows with plain SQLite and JSON and has formulas of its own (``truth.py``). A number without
+a rule fails, and so does a route, command or source that prints figures and is not listed here.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def test_every_place_prints_what_the_rows_come_to_over_many_more_lives(tmp_path:
     assert unused == [], "rules of sentences that the product no longer says"
 
 
-# --- the lives in which the figures were untrue
+# --- lives in which figures were once wrong
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> Life:
 
 
 def over_budget(folder: Path, *, sealed: bool) -> Life:
-    for seed in range(1 if sealed else 12, 400):  # none before these is such a life
+    for seed in range(1 if sealed else 12, 400):  # no earlier seed gives such a life
         life = live(seed, made(folder / str(seed)))
         truth = Truth(life.path)
         over = any(truth.worst(study) > Fraction(21, 20) * terms.limit for study, terms in truth.studies.items())
@@ -268,7 +268,7 @@ def test_a_bundle_that_guarantees_more_than_still_holds_is_neither_published_nor
     assert seen.client.get("/api/student/bundle.zip").status_code == 200
 
 
-# --- the old figures put back
+# --- former wrong figures
 
 
 def test_a_curve_of_releases_alone_is_found(reused: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

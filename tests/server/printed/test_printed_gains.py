@@ -216,7 +216,7 @@ def test_every_place_counts_and_words_alike_over_many_more_lives(tmp_path: Path)
     assert all(words == set(KINDS) for words in said.values()), said
 
 
-# --- what is put back is found
+# --- former faults are found
 
 
 def answered(folder: Path) -> Life:

@@ -205,7 +205,7 @@ def test_a_verdict_on_another_student_or_of_nobody_admitted_is_not_taken(fed: Fe
         verdict(fed, "site-0", bundle="a" * 64),
         verdict(fed, "site-0", study_id="a" * 64),
         verdict(fed, "stranger"),
-        replace(genuine, site="site-1"),  # signed by another
+        replace(genuine, site="site-1"),  # signed by another site
         replace(genuine, word="worse"),
         replace(genuine, signature=""),
         replace(genuine, signature="zz"),

@@ -452,7 +452,7 @@ def test_a_plain_training_is_on_record_too_and_costs_nothing_while_it_is_not_ser
         trainings = ledger.trainings()
     assert [(one.voter, one.event) for one in trainings.all] == [(0, None), (1, None)], "once each"
     assert trainings.guarantee(delta=1e-3, neighbours=Neighbours.ADD_REMOVE) is None
-    record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)  # nobody has paid yet
+    record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)  # nothing is charged yet
     with ledger_of(site) as ledger:
         trainings = ledger.trainings()
     assert trainings.guarantee(delta=1e-3, neighbours=Neighbours.ADD_REMOVE) is not None

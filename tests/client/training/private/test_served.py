@@ -157,7 +157,7 @@ def test_plain_teachers_served_after_a_private_training_was_interrupted_are_cove
     hospital: Hospital,
 ) -> None:
     hospital.train(None, {0: 1, 1: 2})
-    hospital.train(PRIVATE, {})  # begun, charged, and stopped before its first voter came to its end
+    hospital.train(PRIVATE, {})  # begun and charged, but stopped before its first voter ended
     hospital.answer(hospital.serve())
     assert not hospital.covered()
     assert not hospital.guaranteed(), "a teacher without a guarantee was served"
@@ -175,7 +175,7 @@ def test_plain_teachers_that_nobody_ever_put_on_record_are_covered_by_nothing(ho
 
 
 def test_a_private_training_of_every_voter_covers_what_is_served_from_it(hospital: Hospital) -> None:
-    hospital.train(None, {0: 1, 1: 2})  # never served: it takes nothing from what follows
+    hospital.train(None, {0: 1, 1: 2})  # its teachers never answered, so later guarantees hold
     hospital.train(PRIVATE, {0: 3, 1: 4})
     assert not hospital.covered(), "nothing was answered yet"
     hospital.answer(hospital.serve())
@@ -229,7 +229,7 @@ def test_for_unit_patient_no_worker_starts_on_a_teacher_that_no_training_under_t
     with pytest.raises(InvalidInput, match=refused):
         hospital.serve()
     assert refused_by_the_doctor(hospital)
-    hospital.train(None, {0: 3, 1: 4})  # the same again, which retrains nothing: it puts them on record
+    hospital.train(None, {0: 3, 1: 4})  # the same again retrains nothing and records the teachers
     hospital.serve()
     assert not refused_by_the_doctor(hospital)
     write_teacher(voter_directory(hospital.site / "teachers", 1), seed=99)
@@ -276,7 +276,7 @@ def test_another_posterior_under_the_same_weights_is_another_teacher(hospital: H
 
 def test_a_crash_before_the_end_is_on_record_is_no_training_until_it_is_run_again(hospital: Hospital) -> None:
     hospital.train(PRIVATE, {0: 3, 1: 4}, recorded=False)
-    hospital.train(PRIVATE, {0: 3, 1: 4})  # kept from before
+    hospital.train(PRIVATE, {0: 3, 1: 4})  # the earlier teachers are kept
     hospital.answer(hospital.serve())
     assert hospital.covered()
 

@@ -31,7 +31,7 @@ def frame() -> Frame:
 
 
 def draws(frame: Frame, count: int, *, size: float = 1.0) -> list[Observation]:
-    """Draw released offsets here: ``size`` times what the frame expects, plus the release's noise."""
+    """Draw released offsets: ``size`` times what the frame expects, plus the release's noise."""
     rng = np.random.default_rng(1)
     asked = frame.weights > 0
     variances, weights = frame.variances[asked], frame.weights[asked]
