@@ -7,7 +7,7 @@ All that it sends is signed with the key that its own kit gave the hospital.
 | it learns from a reply how many rows the other server's ledger has | a reply states only the asking server's ledger |
 | its receipt makes the other study look contradicted, or stops it | only receipts of its own ledger are read |
 | its head under the other's name makes that ledger look forked, which stops the study | only its own heads are read |
-| it names the other ledger before that ledger is used, which keeps that server out | each kit names its server's ledger |
+| it names the other ledger before it is used, which keeps that server out | each kit names its server's ledger |
 | the same, if both kits are of earlier versions | none: the hospital can leave |
 | its kit claims the other ledger | the hospital joins no second study with the same ledger and another key |
 | it contradicts itself, which stops every study of the pool | none: the alarm says so, and the hospital ends it |

@@ -61,7 +61,7 @@ def test_an_exception_s_words_never_leave_the_site(tmp_path: Path) -> None:
     assert "017" not in str(reply.content)
 
 
-def test_what_is_not_ours_gets_an_empty_body_and_reaches_no_worker(tmp_path: Path) -> None:
+def test_a_foreign_message_gets_an_empty_body_and_reaches_no_worker(tmp_path: Path) -> None:
     asked = []
     with worker(tmp_path / "w", lambda body: asked.append(body) or b""):  # type: ignore[func-returns-value]
         for content in (RecordDict(), RecordDict({"weights": ConfigRecord({"body": b"x"})})):

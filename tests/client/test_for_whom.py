@@ -167,7 +167,7 @@ def reopened(fed: Federation, directory: Path) -> Worker:
     return worker_for(fed, fed.study, sealing_key=load_site(directory).server.sealing_key)
 
 
-def test_what_was_accepted_before_a_rotation_is_sealed_to_the_key_of_the_signed_notice(
+def test_codes_accepted_before_a_rotation_are_sealed_to_the_key_of_the_signed_notice(
     fed: Federation, directory: Path
 ) -> None:
     accept(fed)

@@ -102,7 +102,7 @@ def test_a_label_keeps_its_position_when_it_is_resampled_to_the_students_grid(
     np.testing.assert_allclose(centres[0], centres[1], atol=0.3)
 
 
-def test_what_a_hospital_compares_the_student_with_answers_on_the_students_grid() -> None:
+def test_references_at_a_hospital_answer_on_the_students_grid() -> None:
     found = np.random.default_rng(0).random((2, 8, 8, 8)).astype(np.float32)
     seen: list[tuple[int, ...]] = []
 

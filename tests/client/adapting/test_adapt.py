@@ -267,7 +267,7 @@ def test_own_teachers_change_no_score_and_no_choice(with_teachers: Path, tmp_pat
     ("teachers", "student", "expected"),
     [((0.0,), (math.nan,), [0.0, math.nan]), ((math.nan,), (0.0,), [1.0, 0.0]), ((), (0.0,), [math.nan, 0.0])],
 )
-def test_what_teachers_alone_find_counts_against_them_and_for_nobody(
+def test_a_structure_that_only_teachers_find_counts_against_them_and_for_nobody(
     teachers: tuple[float, ...], student: tuple[float, ...], expected: list[float]
 ) -> None:
     """Where the truth lacks a structure, teachers who find it get a Dice of 0, and all others still get none."""
@@ -335,7 +335,7 @@ def test_less_than_the_student_or_the_own_network_is_never_handed_over_unsaid(si
         assert text.count("LESS:") == len(behind)
 
 
-def test_a_training_shorter_than_the_studys_recipe_is_said_everywhere(few: Path) -> None:
+def test_a_training_shorter_than_the_studys_recipe_is_reported_everywhere(few: Path) -> None:
     """The tests' study trains for 4 steps; `--steps 2` trains for 2."""
     words = ["adapt", "--site-dir", str(few), "--replace", "--steps", "2"]
     assert "2 of 4 steps" in RUN.invoke(site_app, words, catch_exceptions=False).stdout

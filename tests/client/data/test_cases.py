@@ -89,7 +89,7 @@ def test_the_administrator_sees_which_case_and_why(site: Path) -> None:
     assert (site / "teachers" / "cases.json").stat().st_mode & 0o077 == 0
 
 
-def test_what_a_patient_is_stands_in_the_record(site: Path) -> None:
+def test_the_record_states_what_counts_as_one_patient(site: Path) -> None:
     record = load_cases(site)
     assert (record.listed, record.patients, record.left_out) == (100, 100, 1)
     assert record.patient_identity == "file"

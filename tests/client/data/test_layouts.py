@@ -374,7 +374,7 @@ def nnunet_index(**changes: Any) -> dict[str, Any]:
         (nnunet_index(), "no case"),
     ],
 )
-def test_an_nnunet_index_that_is_none_is_refused(tmp_path: Path, index: dict[str, Any], word: str) -> None:
+def test_an_invalid_nnunet_index_is_refused(tmp_path: Path, index: dict[str, Any], word: str) -> None:
     (tmp_path / "dataset.json").write_text(json.dumps(index))
     with pytest.raises(InvalidInput, match=word):
         open_dataset(tmp_path)
@@ -553,7 +553,7 @@ def test_one_subjects_files_never_stop_a_dataset(tmp_path: Path) -> None:
         ("image,label\n", "empty"),
     ],
 )
-def test_a_table_of_cases_that_is_none_is_refused(tmp_path: Path, text: str, word: str) -> None:
+def test_an_invalid_table_of_cases_is_refused(tmp_path: Path, text: str, word: str) -> None:
     (tmp_path / "cases.csv").write_text(text)
     with pytest.raises(InvalidInput, match=word):
         open_dataset(tmp_path)

@@ -131,7 +131,7 @@ for attempt in {attempts!r}:
 """
 
 
-def test_what_was_not_declared_is_out_of_reach_however_it_is_tried(folder: Path) -> None:
+def test_nothing_undeclared_can_be_reached_in_any_way(folder: Path) -> None:
     attempts = [attempt.format(folder=folder, parent=os.getpid()) for attempt in ATTEMPTS]
     assert run(folder, TRY.format(attempts=attempts)) == ""
     assert (folder / "patient").read_text() == "secret"

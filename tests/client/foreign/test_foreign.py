@@ -327,7 +327,7 @@ def test_a_declaration_is_read_or_refused_whatever_it_says(
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"1" * 6000, b"", b'{"network_data_format": '])
-def test_what_is_no_json_is_refused_as_metadata_and_as_a_declaration(tmp_path: Path, text: bytes) -> None:
+def test_invalid_json_is_refused_as_metadata_and_as_a_declaration(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "configs").mkdir()
     for path in (tmp_path / DECLARED, tmp_path / "configs/metadata.json"):
         path.write_bytes(text)

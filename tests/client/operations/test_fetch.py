@@ -81,7 +81,7 @@ def test_a_download_that_breaks_goes_on_where_it_stopped(line: tuple[Line, Publi
     assert len(server.asked) == 4  # from the cache
 
 
-def test_what_was_fetched_before_a_restart_is_not_fetched_again(line: tuple[Line, PublicObjects]) -> None:
+def test_objects_fetched_before_a_restart_are_not_fetched_again(line: tuple[Line, PublicObjects]) -> None:
     server, objects = line
     server.breaks = fetch.TRIES
     server.after = 1000

@@ -201,7 +201,7 @@ def test_one_of_slots_file_and_ledger_is_enough_to_know_who_was_withdrawn(site: 
     assert cases_of(site).listed().numbers == (0, 2, 3)
 
 
-def test_nothing_is_shown_where_nobody_can_say_who_was_withdrawn(site: Path) -> None:
+def test_nothing_is_shown_if_the_withdrawn_patients_are_unknown(site: Path) -> None:
     cases = cases_of(site)
     staff_decisions.withdraw_patient(site, ids(site)[1])
     cases.shown(0)

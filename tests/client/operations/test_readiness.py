@@ -82,7 +82,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield world
 
 
-def test_a_site_that_is_ready_hears_so_about_everything(world: World) -> None:
+def test_a_ready_site_passes_every_check(world: World) -> None:
     staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
     findings = check_site(world.site)
     assert [finding.check for finding in findings] == [
@@ -98,7 +98,7 @@ def test_teachers_are_asked_for_after_consent_only(world: World) -> None:
     assert re.findall("`consilium site ([^`]+)`", found.remedy) == ["consent", "train"]
 
 
-def test_what_is_about_to_be_started_is_not_looked_at(world: World) -> None:
+def test_daemons_that_are_about_to_start_are_not_checked(world: World) -> None:
     checked = [finding.check for finding in check_site(world.site, starting=True)]
     assert checked == [finding.check for finding in check_site(world.site)][: len(checked)]
     assert not {"consent", "graphics memory", "daemons"} & set(checked)
@@ -137,7 +137,7 @@ def test_a_certificate_that_ends_soon_is_worth_a_word(world: World) -> None:
     assert "provision renew" in finding.remedy
 
 
-def test_a_site_that_was_let_in_before_hears_that_it_was_revoked(world: World) -> None:
+def test_a_site_that_was_admitted_before_is_told_that_it_was_revoked(world: World) -> None:
     world.status, world.word = 401, "unknown-key"
     assert "does not know" in world.finding("admission").text
     json_report(world.site / "logs" / FACTS)("daemon-ready", daemon="supernode north", pid=1, seconds=1.0)

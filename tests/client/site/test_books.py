@@ -111,7 +111,7 @@ def accept(directory: Path, study: Study, *numbers: int) -> None:
 # --- the signed status report
 
 
-def test_what_a_site_prints_of_itself_bears_the_key_it_was_admitted_with(first, north: Path, joined: Path) -> None:
+def test_a_sites_printed_report_has_the_key_that_it_was_admitted_with(first, north: Path, joined: Path) -> None:
     accept(north, first.study(), 1)
     key = stated_books(load_site(north)).answer_key
     for directory in (north, joined):
@@ -514,7 +514,7 @@ def test_deeply_nested_json_in_a_sites_files_counts_as_unreadable(
     assert len(begun_trainings(voter)) == 1
 
 
-def test_the_registry_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_registry_is_where_the_environment_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CONSILIUM_STATE_DIR", str(tmp_path / "a"))
     assert Registry.of_user().file == tmp_path / "a" / "pools.json"
     monkeypatch.delenv("CONSILIUM_STATE_DIR")

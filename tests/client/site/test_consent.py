@@ -36,7 +36,7 @@ def test_the_sheet_is_shown_and_nothing_is_on_record_before_somebody_says_yes(si
         ledger.decide(ledger.study_named("").id, "pause")
 
 
-def test_who_consented_and_when_is_in_the_sites_ledger(site: Path) -> None:
+def test_the_sites_ledger_records_who_consented_and_when(site: Path) -> None:
     typed(app, "site", "consent", "--site-dir", site, "--by", "Ada, data protection", "--yes")
     assert consented(site)
     text = load_site(site).ledger_file.read_bytes()

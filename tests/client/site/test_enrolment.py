@@ -100,7 +100,7 @@ def test_a_kit_whose_weights_are_no_file_is_refused_without_waiting(
         SiteKit.load(kit.study_file.parent)
 
 
-def test_what_a_kit_brings_is_closed_to_other_users(tmp_path: Path, kit: SiteKit) -> None:
+def test_files_from_a_kit_are_closed_to_other_users(tmp_path: Path, kit: SiteKit) -> None:
     (kit.study_file.parent / "start.pt").write_bytes(b"weights")
     create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=SiteKit.load(kit.study_file.parent))
     assert (tmp_path / "site" / "start.pt").read_bytes() == b"weights"

@@ -258,7 +258,7 @@ def _confirm_all(world: World, *, typed: str = "y\n") -> Result:
     return result
 
 
-def test_what_offers_name_is_shown_and_not_believed(world: World) -> None:
+def test_peers_named_in_offers_are_shown_and_not_trusted(world: World) -> None:
     world.offer(Peer("north", world.key("north")), Peer("south", world.key("south")))
     assert [(known.peer.site, known.trust, known.heard) for known in peers_view(world.sites["north"]).peers] == [
         ("south", PeerTrust.NOT_CONFIRMED, ("an offer",))

@@ -45,7 +45,7 @@ def test_a_structure_that_vanished_is_named_even_where_the_mean_is_better() -> N
     assert re.search("^posterior: GONE: .* 3 of 3 cases", lost.sentence())
 
 
-def test_a_vanished_structure_is_said_with_nothing_to_compare_and_where_the_public_start_finds_none_either() -> None:
+def test_a_vanished_structure_is_reported_even_without_a_reference_that_finds_it() -> None:
     (lost,) = missed_structures(NAMES, [(0.8, 0.0)])
     assert lost.structure == "posterior"
     assert [

@@ -424,7 +424,7 @@ def evaluated(site_dir: Path, data: Path, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_a_student_that_lost_a_structure_is_said_in_terminal_page_and_json(
+def test_terminal_page_and_json_report_a_student_that_lost_a_structure(
     begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
     nothing = np.zeros((8, 8, 8))
@@ -461,7 +461,7 @@ def test_a_student_that_beats_the_public_start_raises_no_alarm_and_strict_ends_w
     assert "speak against" not in text
 
 
-def test_a_start_that_cannot_be_read_stops_no_evaluation_and_is_said(
+def test_a_start_that_cannot_be_read_is_reported_and_stops_no_evaluation(
     begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (begun / "start.pt").write_bytes(b"not weights")

@@ -117,7 +117,7 @@ def test_an_empty_slot_is_answered_for_by_a_network_nobody_trained(
     assert not any(torch.equal(network(whole.stand_in.model), one) for one in trained[1:])
 
 
-def test_what_is_served_is_named_by_the_bytes_that_were_loaded(teachers: Path) -> None:
+def test_served_teachers_are_named_by_the_bytes_that_were_loaded(teachers: Path) -> None:
     first = voter_directory(teachers, 0)
     loaded = Teachers.load(teachers, data=DATA, voters=2)
     assert loaded.served == tuple(sha256_file(path) for path in sorted(teachers.glob("*/weights.pt")))

@@ -53,7 +53,7 @@ def test_cases_of_known_patients_count_as_trained_on_in_another_folder_too(tmp_p
     assert [score.part for score in copy.scores] == [score.part for score in own.scores]
 
 
-def test_nobody_is_scored_where_it_cannot_be_known_who_was_withdrawn(tmp_path: Path) -> None:
+def test_nobody_is_scored_if_the_withdrawn_patients_are_unknown(tmp_path: Path) -> None:
     site = make_own_site(tmp_path, "after-a-withdrawal")
     slots_file(load_site(site)).unlink()
     with pytest.raises(InvalidInput, match="identifies withdrawn patients"):

@@ -240,7 +240,7 @@ def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
     assert fed.events("reply-missing" if lie in ("garbage", "unknown") else "code-refused")
 
 
-def test_a_refused_code_is_final_and_told_of_once_a_reply(federation):
+def test_a_refused_code_is_final_and_reported_once_for_each_reply(federation):
     fed = federation(sampler=silent)
     fed.set_collection(patience_s=600.0)
     asked = []
@@ -293,7 +293,7 @@ def test_a_code_cannot_be_passed_off_as_another_sites(federation):
     assert {e["reason"] for e in fed.events("code-refused")} == {"sealed-code"}
 
 
-def test_no_code_stands_in_the_messages_or_the_event_log(federation):
+def test_no_code_is_in_the_messages_or_the_event_log(federation):
     fed = federation()
     fed.core().run(fed.transport)
     answer = fed.ledger.answers(fed.study.id)[0]
@@ -779,7 +779,7 @@ def test_a_site_that_replies_twice_is_counted_once_with_its_first_reply(federati
         assert np.array_equal(answer.noisy_sum, expected)
 
 
-def test_the_first_reply_to_a_query_counts_whatever_arrives_later():
+def test_the_first_reply_to_a_query_counts_and_later_ones_do_not():
     query = make_query(0, make_mechanism(room_for=4))
     one, other = (np.full(query.mechanism.dimension, n, dtype=np.int64) for n in (1, 2))
     answering = Answering([query], ["north", "south"])

@@ -45,7 +45,7 @@ def test_work_that_tells_of_its_stages_has_a_bar_for_each() -> None:
     assert last.count("100%") == 2
 
 
-def test_who_attaches_in_the_middle_sees_the_whole_run_its_age_and_when_it_will_be_over() -> None:
+def test_a_terminal_attached_in_the_middle_shows_the_whole_run_its_age_and_its_eta() -> None:
     begun = datetime.now(UTC) - timedelta(seconds=300)
     at = lambda seconds: (begun + timedelta(seconds=seconds)).isoformat()  # noqa: E731
     events = [

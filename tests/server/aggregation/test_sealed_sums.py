@@ -122,7 +122,7 @@ def words_of(world: Federation, node: int) -> list[np.ndarray]:
     return found
 
 
-def test_what_the_server_opens_is_neither_a_code_nor_near_one(world: Federation) -> None:
+def test_the_server_opens_neither_a_code_nor_anything_near_one(world: Federation) -> None:
     world.core().run(world.transport)
     for site in world.sites:
         for words in words_of(world, site.node_id):
@@ -529,7 +529,7 @@ def test_messages_of_a_sealed_study_survive_their_encoding(world: Federation) ->
     assert isinstance(offer, Offer)
 
 
-def test_what_pages_and_certificate_count_as_answers_are_answers_and_not_charges(world: Federation) -> None:
+def test_pages_and_certificate_count_answers_and_not_charges(world: Federation) -> None:
     world.transport.intercept = dead
     world.core().run(world.transport)
     fold = LedgerFold(world.root / "ledger.sqlite", study_id=world.study.id)

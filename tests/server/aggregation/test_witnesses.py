@@ -118,7 +118,7 @@ def test_a_head_grows_and_is_countersigned_anew_with_a_proof(world: Federation) 
     assert world.events("witness-missing") == world.events("witness-disagrees") == []
 
 
-def test_a_site_that_is_away_is_told_of_and_counted_as_missing(world: Federation) -> None:
+def test_a_site_that_is_away_is_named_and_counted_as_missing(world: Federation) -> None:
     countersign(world)
     world.ledger.note("something more")
     world.transport.offline = {100}
@@ -218,7 +218,7 @@ def test_the_first_head_a_site_is_shown_must_have_the_row_of_its_receipt(world: 
     assert all(world.workers[site.node_id]._witness.memory.server_forked for site in world.sites)
 
 
-def test_a_shorter_ledger_is_not_countersigned_and_is_told_of(world: Federation) -> None:
+def test_a_shorter_ledger_is_not_countersigned_and_is_reported(world: Federation) -> None:
     copy_now(world)
     for number in range(3):
         world.ledger.note(f"row {number}")
@@ -249,7 +249,7 @@ def test_a_server_that_shows_two_sites_two_ledgers_gets_neither_the_other_s_sign
     assert [site for site, _ in told(world, "witness-disagrees")] == ["site-0"]
 
 
-def test_what_a_peer_signs_of_its_own_ledger_stops_nobody_else(world: Federation) -> None:
+def test_a_peers_signature_on_its_own_ledger_stops_nobody_else(world: Federation) -> None:
     world.core().run(world.transport)
     countersign(world)
     liar = world.workers[101]._witness
@@ -383,7 +383,7 @@ def request_of(world: Federation) -> WitnessRequest:
     return message
 
 
-def test_a_forged_word_counts_for_nobody(world: Federation) -> None:
+def test_a_forged_signature_line_counts_for_nobody(world: Federation) -> None:
     """The test forges one site's line under another's name, and a line about another head."""
 
     def forge(node: int, body: bytes, reply: bytes) -> bytes:

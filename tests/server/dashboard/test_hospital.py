@@ -200,7 +200,7 @@ def test_every_networks_verdict_stands_beside_it_and_a_foreign_dataset_is_named(
     assert "were trained on these cases" not in text
 
 
-def test_nobody_without_the_key_sees_anything_and_the_key_is_for_one_start() -> None:
+def test_nobody_without_the_key_sees_anything_and_the_key_is_new_at_each_start() -> None:
     for key in ("", "wrong", KEY[:-1]):
         client = client_of(Fixed(facts()), key=key)
         for path in ("/", "/api/labels/1/voxels", "/api/labels/1/slice.png?plane=axial&index=0"):
@@ -360,7 +360,7 @@ def test_a_contradiction_in_a_peers_ledger_stops_nothing_and_one_in_the_servers_
 @pytest.mark.parametrize(
     ("daemon", "state", "level"), [("log site", "answering", "Warning"), ("supernode north", "away", "Critical")]
 )
-def test_a_log_that_does_not_reach_its_target_is_told_and_stops_nothing(
+def test_a_log_that_does_not_reach_its_target_is_reported_and_stops_nothing(
     tmp_path: Path, daemon: str, state: str, level: str
 ) -> None:
     site = make_own_site(tmp_path, "answering")

@@ -212,7 +212,7 @@ def test_every_page_answers_with_all_hostile_files_in_place_at_once(workspace, s
         assert [line.split()[-1] for line in left] == ["0.0"] * len(SITES)
 
 
-def test_a_look_that_fails_is_told_and_the_next_one_follows(collected, monkeypatch):
+def test_a_failed_pass_is_reported_and_the_next_one_follows(collected, monkeypatch):
     follower = Follower(collected.workspace)
     broken = threading.Event()
     broken.set()
@@ -294,7 +294,7 @@ def test_a_declined_offer_is_an_alarm_with_its_reason(open_study, reason, name, 
     assert alarm.remedy
 
 
-def test_a_quorum_that_hangs_on_one_more_site_is_told_before_it_is_missed(open_study):
+def test_a_quorum_that_depends_on_one_more_site_is_reported_before_it_is_missed(open_study):
     def away(site: str) -> tuple[str, dict]:
         return ("offer-answered", {"batch": "b", "site": site, "accepted": False, "reason": "offline"})
 
@@ -383,7 +383,7 @@ def hook():
         yield handler, f"http://127.0.0.1:{server.server_port}/secret-path"
 
 
-def test_the_webhook_is_told_names_of_alarms_as_they_begin_and_end_and_nothing_else(hook):
+def test_the_webhook_gets_names_of_alarms_as_they_begin_and_end_and_nothing_else(hook):
     handler, url = hook
     clock = Clock()
     webhook = Webhook(url, study="trial", clock=clock)
@@ -402,7 +402,7 @@ def test_the_webhook_is_told_names_of_alarms_as_they_begin_and_end_and_nothing_e
 
 
 @pytest.mark.parametrize("status", [500, 302])
-def test_what_the_webhook_does_not_take_is_told_again_and_it_leads_nowhere_else(hook, status):
+def test_a_message_that_the_webhook_refuses_is_sent_again_and_to_no_other_address(hook, status):
     handler, url = hook
     clock = Clock()
     webhook = Webhook(url, study="trial", clock=clock)
@@ -467,7 +467,7 @@ def test_characters_that_are_not_seen_or_turn_others_around_are_shown_by_number_
 
 
 @pytest.mark.parametrize("what", LEDGERS)
-def test_rows_that_are_none_come_with_the_others_in_both_tables(workspace, what):
+def test_invalid_rows_come_with_the_others_in_both_tables(workspace, what):
     """This holds for files that open as a database. Others are refused, and nothing is sent."""
     LEDGERS[what](workspace.ledger_file)
     try:

@@ -159,7 +159,7 @@ def back(door: TestClient, idp: Idp, *, target: str = "/sites", **more: str):
 @pytest.mark.parametrize(
     ("groups", "role"), [(["consilium-operators"], "operator"), (["x", "consilium-officers"], "privacy-officer")]
 )
-def test_whoever_the_provider_vouches_for_comes_in_with_the_role_its_claim_gives(door, idp, groups, role):
+def test_a_person_whom_the_provider_authenticates_has_the_role_of_its_claim(door, idp, groups, role):
     idp.claims["groups"] = groups
     answer = back(door, idp)
     assert (answer.status_code, answer.headers["location"]) == (303, "/sites")
@@ -204,7 +204,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_token_that_does_not_hold_lets_nobody_in(door, idp, lie):
+def test_an_invalid_token_lets_nobody_in(door, idp, lie):
     idp.changes = LIES[lie]
     answer = back(door, idp)
     assert answer.status_code == 401
@@ -222,7 +222,7 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("what", DOCUMENTS)
-def test_a_provider_that_describes_itself_wrongly_is_sent_nobody(door, idp, what):
+def test_nobody_is_sent_to_a_provider_with_a_wrong_description(door, idp, what):
     idp.changes = DOCUMENTS[what]
     answer = door.get("/login/oidc")
     assert answer.status_code == 503
@@ -259,7 +259,7 @@ def test_an_answer_counts_once_for_the_browser_that_asked_and_for_ten_minutes(do
 
 
 @pytest.mark.slow
-def test_a_flood_of_begun_sign_ins_takes_no_memory_asks_the_provider_once_and_ends_nobodys(door, idp):
+def test_a_flood_of_begun_sign_ins_takes_no_memory_asks_the_provider_once_and_ends_no_other_sign_in(door, idp):
     """Formerly 1,001 strangers who gave no name evicted every sign-in under way."""
     operators = door.get("/login/oidc?next=/sites").headers["location"]
     provider, before = door.app.state.sign_in.provider, len(idp.asked)
@@ -337,7 +337,7 @@ def test_without_an_oidc_provider_its_sign_in_routes_do_not_exist(client):
 
 
 @pytest.mark.parametrize("target", ["//elsewhere.example.org", "https://elsewhere.example.org", "/\\elsewhere"])
-def test_nobody_is_sent_elsewhere_after_signing_in(door, idp, target):
+def test_nobody_is_redirected_to_another_host_after_signing_in(door, idp, target):
     assert back(door, idp, target=target).headers["location"] == "/"
 
 

@@ -139,7 +139,7 @@ def test_a_site_that_paused_during_a_sum_is_shown_as_declined_and_as_seen_only_w
     assert not [alarm.title for alarm in view.alarms if alarm.name == "site-offline" and alarm.site == "east"]
 
 
-def test_a_missed_offer_is_none_declined_and_a_stage_that_a_run_ended_in_is_none_that_waits(collected, tmp_path):
+def test_a_missed_offer_is_not_declined_and_a_stage_in_which_a_run_ended_does_not_wait(collected, tmp_path):
     workspace, events = told(collected, tmp_path / "study")
     events.emit("run-started", run="2", pid=1, resumed=False)
     events.emit("stage-started", stage="collect", total=8)
@@ -187,7 +187,7 @@ def test_a_batch_without_an_answer_is_in_progress_only_while_a_run_is(collected,
     assert "not released" in outcome()
 
 
-def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
+def test_every_fault_is_an_alarm_with_a_remedy(collected, tmp_path):
     workspace, events = told(collected, tmp_path / "study")
     events.emit("quorum-missed", batch="b", accepted=1, needed=3)
     said = ["left has 0.1 times the volume in the labels", "Ask sites."]
@@ -220,7 +220,7 @@ def test_a_silent_run_raises_an_alarm_and_a_live_one_does_not(collected):
     assert any("nothing for 2 h" in alarm.title for alarm in late.alarms)
 
 
-def test_a_run_that_nobody_holds_has_died_however_much_of_it_was_done(collected, tmp_path):
+def test_a_run_whose_lock_is_free_has_died_however_far_it_got(collected, tmp_path):
     workspace, events = told(collected, tmp_path / "study")
     events.emit("stage-started", stage="student", total=100)
     events.emit("student-step", step=90, total=100, loss=0.5)
@@ -304,7 +304,7 @@ def test_a_changed_row_raises_an_alarm_and_the_rows_before_it_stay_shown(collect
     assert "row 9" in view.alarms[0].title
 
 
-def test_the_ledger_is_open_for_reading_only_and_only_while_it_is_looked_at(collected):
+def test_the_ledger_is_opened_for_reading_only_and_only_during_a_pass(collected):
     connection = open_ledger(collected.workspace.ledger_file)
     try:
         for pragma in ("ON", "OFF"):
@@ -315,7 +315,7 @@ def test_the_ledger_is_open_for_reading_only_and_only_while_it_is_looked_at(coll
         connection.close()
 
 
-def test_looking_leaves_no_file_beside_a_ledger_that_nobody_has_open(collected, tmp_path):
+def test_reading_leaves_no_file_beside_a_ledger_that_nobody_has_open(collected, tmp_path):
     workspace = copy(collected, tmp_path / "study")
     sqlite3.connect(workspace.ledger_file).execute("PRAGMA wal_checkpoint(TRUNCATE)").connection.close()
     for suffix in ("-wal", "-shm"):

@@ -34,7 +34,7 @@ def taken(report: object, folder: Path) -> str:
     return take_report(report if isinstance(report, str) else json.dumps(report), folder, keys=KEYS, now=NOW)
 
 
-def test_a_report_is_taken_from_the_site_whose_key_signed_it_and_told_with_its_time(tmp_path):
+def test_a_report_is_accepted_from_the_site_whose_key_signed_it_and_shown_with_its_time(tmp_path):
     assert taken(said(at=NOW - timedelta(days=2)), tmp_path) == "north"
     assert taken(json.dumps(said(), indent=1), tmp_path) == "north"
     (report,) = read_reports(tmp_path, keys=KEYS).values()

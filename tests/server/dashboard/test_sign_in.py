@@ -47,7 +47,7 @@ def routes(client: TestClient) -> list[tuple[str, str]]:
     return found
 
 
-def test_every_route_refuses_whoever_has_no_session(client):
+def test_every_route_refuses_a_request_without_a_session(client):
     for method, path in routes(client):
         answer = client.request(method, path)
         if (method, path) in ANYBODY:
@@ -67,7 +67,7 @@ def test_no_route_changes_anything_without_the_sessions_token(signed_in):
             assert client.post(path, **{"data": {"x": "y"}, **sent}).status_code == 403, path
 
 
-def test_what_an_operator_decides_is_closed_to_a_privacy_officer_and_nothing_else_is(signed_in):
+def test_decisions_of_an_operator_are_closed_to_a_privacy_officer_and_nothing_else_is(signed_in):
     client = signed_in("paul")
     token = client.get("/api/me").json()["csrf"]
     for method, path in routes(client):
@@ -239,7 +239,7 @@ def test_an_address_that_makes_no_sense_is_answered_in_words(signed_in):
     assert client.get("/api/ledger/rows/abc").status_code == 422
 
 
-def test_health_says_when_nobody_can_sign_in_for_the_users_file_is_broken(client, state):
+def test_health_fails_while_a_broken_users_file_prevents_every_sign_in(client, state):
     assert client.get("/healthz").json()["users_readable"]
     (state / "users.json").write_text("{")
     answer = client.get("/healthz")

@@ -111,13 +111,13 @@ def test_nothing_else_exists_even_for_an_admitted_site(gateway: Gateway, method:
 
 
 @pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/v1/control/start-run", "/public/" + "0" * 64, "/"])
-def test_whoever_does_not_sign_learns_nothing(gateway: Gateway, path: str) -> None:
+def test_a_stranger_who_does_not_sign_learns_nothing(gateway: Gateway, path: str) -> None:
     reply = gateway.ask("POST", path, signed=False, body=b"x")
     assert (reply.status_code, reply.text) == (401, "unsigned\n")
     assert gateway.reached == []
 
 
-def test_a_node_that_is_not_let_in_is_told_in_flower_s_words(gateway: Gateway) -> None:
+def test_a_node_that_is_not_admitted_gets_flower_s_own_error(gateway: Gateway) -> None:
     reply = gateway.ask("POST", "/v1/fleet/activate-node", signed=False)
     assert reply.status_code == 412
     assert reply.json() == {"code": 2004, "detail": "refused: unsigned"}

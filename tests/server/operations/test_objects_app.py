@@ -40,7 +40,7 @@ def test_nothing_else_is_there(client, path):
 
 
 @pytest.mark.parametrize("what", ["students", "peers"])
-def test_what_is_said_of_a_study_is_served_by_its_id_and_never_cached(what, client, tmp_path):
+def test_signed_files_of_a_study_are_served_by_its_id_and_never_cached(what, client, tmp_path):
     http, _ = client
     study = "a" * 64
     assert http("GET", f"/public/{what}/{study}").status_code == 404

@@ -92,7 +92,7 @@ def test_a_site_reaches_no_object_of_another_study(port: OnePort, tmp_path: Path
     assert ask(port, site_keys(tmp_path, letter), object_of(tmp_path, other)).status_code == 404
 
 
-def test_who_is_known_to_no_study_is_refused(port: OnePort, tmp_path: Path) -> None:
+def test_a_key_that_no_study_admits_is_refused(port: OnePort, tmp_path: Path) -> None:
     stranger = create_node_keys(tmp_path / "stranger")
     refused = ask(port, stranger, "/v1/fleet/pull-messages")
     assert (refused.status_code, refused.text) == (401, "unknown-key\n")

@@ -511,7 +511,7 @@ def test_a_revocation_that_could_not_be_noted_is_noted_by_the_next_run(workspace
         assert sum(row.kind == "note" for row in ledger.rows()) == 1
 
 
-def test_a_revocation_is_noted_whatever_words_a_sites_name_holds(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_revocation_is_noted_whatever_the_sites_name(workspace: Workspace, tmp_path: Path) -> None:
     name = "a is revoked in study b"
     with open_ledger(workspace) as ledger:
         workspace.save_revoked([name])
@@ -577,7 +577,7 @@ def test_a_server_without_a_certificate_is_told_how_to_make_one(tmp_path: Path) 
         provision.renew(Workspace(tmp_path))
 
 
-def test_a_certificate_that_ran_out_or_is_not_valid_yet_is_said_to_the_operator(
+def test_the_operator_is_told_of_a_certificate_that_expired_or_is_not_valid_yet(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, root = datetime.now(UTC), str(workspace.root)

@@ -72,7 +72,7 @@ def test_a_structure_with_a_place_has_a_mean_shape_and_one_without_has_none() ->
 
 
 @pytest.mark.parametrize("kind", ["nowhere", "file"])
-def test_a_folder_of_label_maps_that_is_none_is_named_as_such(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_no_folder_of_label_maps_is_named_as_such(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("a file")
     with pytest.raises(
         InvalidInput, match=rf"folder of public label maps: got '.*{kind}'; allowed: an existing folder"
@@ -134,7 +134,7 @@ def test_a_map_given_twice_is_refused_since_it_would_be_in_both_halves() -> None
 
 
 @pytest.mark.parametrize("setting", MEASURED)
-def test_what_was_measured_lies_in_the_interval(setting) -> None:
+def test_the_measured_gains_lie_in_the_interval(setting) -> None:
     *given, gains = setting
     found = advised(*given)
     assert all(found.low <= gain <= found.high for gain in gains)

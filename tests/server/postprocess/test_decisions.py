@@ -22,7 +22,7 @@ def decide(store, verdict, *, label=LABEL, volume=VOLUME, note=""):
     return store.decide(user="ada", study=STUDY, volume=volume, label=label, verdict=verdict, note=note)
 
 
-def test_the_same_decision_again_returns_the_one_that_stands_and_writes_nothing(store):
+def test_a_repeated_decision_returns_the_valid_one_and_writes_nothing(store):
     first = decide(store, Verdict.REJECT, note="the tail is missing")
     before = store.path.read_bytes()
     assert decide(store, Verdict.REJECT, note="another note") == first

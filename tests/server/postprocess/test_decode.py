@@ -77,7 +77,7 @@ def test_the_more_noise_the_nearer_to_the_mean_shape(codec: Codec) -> None:
     assert gaps[-1] < 1e-4
 
 
-def test_what_is_no_answer_of_this_codec_is_refused(codec: Codec) -> None:
+def test_a_vector_that_is_no_answer_of_this_codec_is_refused(codec: Codec) -> None:
     answer = np.zeros(codec.dimension, np.int64)
     for bad in (answer[:-1], answer.astype(np.float64), answer.astype(np.int32), answer[None], list(answer)):
         with pytest.raises(InvalidInput, match="noisy sum"):

@@ -163,7 +163,7 @@ def test_nothing_the_student_learns_from_is_a_validation_case_however_it_is_comp
     assert not workspace.validation()
 
 
-def test_what_is_published_later_is_no_validation_case_and_a_refusal_publishes_nothing(tmp_path: Path) -> None:
+def test_a_volume_published_later_is_no_validation_case_and_a_refusal_publishes_nothing(tmp_path: Path) -> None:
     made = make_study_directory(tmp_path, volumes=6, later=3)
     workspace, phantoms = made.workspace, read_dataset(tmp_path / "phantoms")
     asked, later = workspace.volumes(), replace(phantoms, cases=phantoms.labelled[3:4])

@@ -88,7 +88,7 @@ def test_volumes_of_another_brightness_get_the_same_labels(codec: PcaCodec) -> N
     np.testing.assert_allclose(brighter, plain, atol=1e-4)
 
 
-def test_what_a_public_start_says_is_heard_in_every_volume(codec: PcaCodec) -> None:
+def test_a_public_starts_prediction_moves_the_labels_of_every_volume(codec: PcaCodec) -> None:
     """A start that predicts a wrong place moves the labels there. A start with the right place improves them."""
     image, truth = case(2)
     dice = []
@@ -100,7 +100,7 @@ def test_what_a_public_start_says_is_heard_in_every_volume(codec: PcaCodec) -> N
     assert right > alone > wrong
 
 
-def test_shapes_that_share_a_place_are_told_from_those_that_lie_anywhere() -> None:
+def test_shapes_with_a_common_place_are_distinguished_from_those_without() -> None:
     near = [ball((x, y, 8)) for x in (11, 12, 13) for y in (11, 12, 13)]
     assert placed(codec_of(near, labels=2))
     assert not placed(codec_of(anywhere(np.random.default_rng(4)), labels=2))

@@ -57,7 +57,7 @@ def test_the_student_begins_from_the_start_and_is_named_by_it(recorded: Recorded
         aside.rename(recorded.workspace.start_file)
 
 
-def test_public_only_is_what_the_start_teaches_itself_and_hears_no_answer(recorded: Recorded, tmp_path) -> None:
+def test_public_only_learns_from_the_starts_own_predictions_and_from_no_answer(recorded: Recorded, tmp_path) -> None:
     student_data = student_data_of(read_released(recorded.workspace))
     found = Appearance().control(replace(student_data, trained=unasked), "public_only")
     assert found is not None

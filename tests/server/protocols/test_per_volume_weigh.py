@@ -49,7 +49,7 @@ def test_answers_of_the_size_that_public_shapes_have_are_nothing_out_of_the_ordi
     assert found.chance > 0.05
 
 
-def test_a_site_that_pushes_every_answer_one_way_is_told_to_the_operator(world: Federation, tmp_path: Path) -> None:
+def test_the_operator_is_warned_of_a_site_that_pushes_every_answer_one_way(world: Federation, tmp_path: Path) -> None:
     found = weighed(world, tmp_path, scale=1.0, push=12.0)
     assert found.chance < FALSE_ALARMS
     assert any("larger than expected" in warning for warning in found.warnings)

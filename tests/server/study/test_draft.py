@@ -54,7 +54,7 @@ def test_study_create_and_study_init_choose_the_same_aggregation_by_default(tmp_
     assert said in created.stdout
 
 
-def test_what_a_file_says_is_kept_and_nothing_is_added_to_it() -> None:
+def test_a_files_settings_are_kept_and_nothing_is_added_to_them() -> None:
     stated = FILE.format(quorum=5) + 'aggregation = "open"\n\n[pool]\nepsilon = 10.0\n'
     assert parse_draft(stated).study == parse_study(stated)
     assert parse_draft(stated).filled_in == ()

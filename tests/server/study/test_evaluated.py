@@ -214,7 +214,7 @@ def test_a_site_that_left_leaves_neither_verdict_nor_figures_nor_witness_behind(
     assert witnesses_of(workspace.ledger_file, role="server").problems == ()
 
 
-def test_what_was_measured_stands_in_the_model_card_with_the_signed_figures(fed: Federation, tmp_path: Path) -> None:
+def test_the_model_card_has_the_measured_figures_with_the_signed_files(fed: Federation, tmp_path: Path) -> None:
     workspace = Workspace(fed.root)
     publish_student(workspace, tmp_path / "without")
     assert "No hospital sent" in (tmp_path / "without" / "MODEL_CARD.md").read_text()
@@ -388,7 +388,7 @@ def failing_at(name: str) -> Callable[..., None]:
     return write
 
 
-def test_what_was_measured_stands_in_the_certificate_and_without_figures_nothing_of_it(fed: Federation) -> None:
+def test_the_certificate_has_the_measured_figures_and_without_figures_says_nothing_of_them(fed: Federation) -> None:
     workspace = Workspace(fed.root)
     assert "measured" not in certificate_facts(workspace)
     for site, value in (("site-0", 80), ("site-1", 74)):

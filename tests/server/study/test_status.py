@@ -168,7 +168,7 @@ def test_a_time_in_a_terminal_names_its_zone(workspace: Workspace, monkeypatch: 
     assert daemon == "worker north: ready since 2026-12-01 08:30:00 JST"
 
 
-def test_whom_a_run_waits_for_and_who_delays_it_is_said(workspace: Workspace) -> None:
+def test_the_status_names_the_sites_that_a_run_waits_for_and_that_delay_it(workspace: Workspace) -> None:
     events = events_of(workspace)
     events.emit("run-started", run="1", pid=1, resumed=False)
     asked = {"attempt": 1, "sites": 2, "queries": 1, "asked": ["north", "south"]}
@@ -196,7 +196,7 @@ def test_the_status_of_a_run_that_reached_nobody_in_its_first_attempt_says_whom_
 
 
 @pytest.mark.parametrize("stage", ["collect", "student", "export"])
-def test_a_run_that_was_killed_is_said_to_have_died_and_by_no_count_to_be_complete(
+def test_a_killed_run_is_reported_as_dead_and_never_as_complete(
     workspace: Workspace, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = workspace.study().privacy.planned_queries
@@ -244,7 +244,7 @@ def test_a_stop_with_no_run_is_refused_and_leaves_no_request_for_the_next(worksp
 
 
 @pytest.mark.slow
-def test_who_watches_in_the_middle_sees_the_run_from_its_beginning_to_its_end(workspace: Workspace) -> None:
+def test_a_watcher_who_comes_in_the_middle_sees_the_run_from_its_beginning_to_its_end(workspace: Workspace) -> None:
     events, seen = events_of(workspace), []
     events.emit("run-started", run="1", pid=1, resumed=False)
     events.emit("run-failed", run="1", reason="an earlier one")
@@ -263,7 +263,7 @@ def test_who_watches_in_the_middle_sees_the_run_from_its_beginning_to_its_end(wo
     assert seen == ["run-started", "stage-started", "stage-progress", "run-finished"]
 
 
-def test_a_run_that_ended_badly_or_never_was_is_said_to_who_watches(workspace: Workspace) -> None:
+def test_a_watcher_is_told_of_a_run_that_failed_or_never_began(workspace: Workspace) -> None:
     with pytest.raises(InvalidInput, match=r"no run.*study run"):
         watch(workspace, on_event=lambda event: None)
     events = events_of(workspace)
@@ -332,7 +332,7 @@ def test_a_run_that_ended_before_it_began_is_submitted_again(
 
 
 @pytest.mark.slow
-def test_a_run_waits_for_a_superlink_that_is_started_again_and_for_none_that_nobody_keeps(
+def test_a_run_waits_for_a_superlink_that_is_restarted_and_not_for_one_without_a_supervisor(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as found:

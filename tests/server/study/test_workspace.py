@@ -46,7 +46,7 @@ def test_records_read_back(workspace):
 
 
 @pytest.mark.parametrize("field", ["name", "pool", "node_id"])
-def test_no_site_name_pool_or_node_stands_twice(workspace, field):
+def test_no_site_name_pool_or_node_occurs_twice(workspace, field):
     one = {"name": "north", "pool": "north/p", "node_id": 1}
     two = {"name": "south", "pool": "south/p", "node_id": 2} | {field: one[field]}
     with pytest.raises(InvalidInput, match="have the same"):

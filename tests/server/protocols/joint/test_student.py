@@ -190,7 +190,7 @@ def test_a_student_learns_from_codes_first_and_then_from_its_own_predictions_mov
     assert weights_to_bytes(whole) != weights_to_bytes(first)
 
 
-def test_what_no_code_says_is_the_students_own(codec: PcaCodec, images: np.ndarray, start: Start) -> None:
+def test_details_that_no_code_contains_are_the_students_own(codec: PcaCodec, images: np.ndarray, start: Start) -> None:
     """A prediction moved to its own code stays unchanged, including what the codec cannot represent."""
     own = codes_of(start.model, images, codec, temperature=TEMPERATURE)
     predicted = np.stack([sharpen(predict(start.model, image), temperature=TEMPERATURE) for image in images])
@@ -233,7 +233,7 @@ def test_a_student_killed_in_any_pass_goes_on_to_the_same_weights(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_controls_are_told_less_than_the_student() -> None:
+def test_controls_get_less_information_than_the_student() -> None:
     draws = np.random.default_rng(2)
     start, own = draws.normal(size=(5, 3)), draws.normal(size=(5, 3))
     np.testing.assert_array_equal(control("zero_code", start, own), start)
