@@ -160,9 +160,12 @@ class _Papers:
     def spent(self) -> str:
         return _guarantee(self.facts["spent"])
 
-    def paper(self, name: str, title: str, sections: Sequence[PaperSection], facts: dict[str, Any]) -> Paper:
+    def paper(
+        self, name: str, title: str, what: Sequence[str], sections: Sequence[PaperSection], facts: dict[str, Any]
+    ) -> Paper:
         about = {"study": self.study["name"], "study_id": self.study["id"], "ledger_head": self.facts["ledger"]["head"]}
-        return Paper(name, f"{title}: {self.study['name']}", self.made, (*sections, self._source()), about | facts)
+        everything = (PaperSection("What this is", what), *sections, self._source())
+        return Paper(name, f"{title}: {self.study['name']}", self.made, everything, about | facts)
 
     def _source(self) -> PaperSection:
         head, ledger = self.facts["ledger"]["head"], self.facts["ledger"]
@@ -236,14 +239,11 @@ class _Papers:
                 Blank("access rights and location of the worker at this hospital"),
             ),
         ]
+        what = (
+            "A draft of a data protection impact assessment (Article 35 GDPR). Figures are from the ledger; legal "
+            "judgements are blanks, and are the controller's.",
+        )
         sections = [
-            PaperSection(
-                "What this is",
-                [
-                    "A draft of a data protection impact assessment (Article 35 GDPR). Figures are from the ledger; "
-                    "legal judgements are blanks, and are the controller's."
-                ],
-            ),
             PaperSection(
                 "Who is responsible",
                 points=[
@@ -281,9 +281,8 @@ class _Papers:
             PaperSection("What nobody can prove by it", points=list(self.facts["cannot_prove"])),
             PaperSection("Decision", points=[Blank("residual risk accepted or not, by whom, date, signature")]),
         ]
-        return self.paper(
-            "dpia", "Data protection impact assessment (draft)", sections, {"guarantee": self.facts["guarantee"]}
-        )
+        facts = {"guarantee": self.facts["guarantee"]}
+        return self.paper("dpia", "Data protection impact assessment (draft)", what, sections, facts)
 
     @property
     def _by_consent(self) -> str:
@@ -344,17 +343,12 @@ class _Papers:
                 Blank("consent and retention at each hospital; ε does not cover it"),
             ),
         ]
-        sections = [
-            PaperSection(
-                "What this is",
-                [
-                    "The questions that NIST SP 800-226 (Guidelines for Evaluating Differential Privacy Guarantees) "
-                    "puts to a deployment: guarantee, unit, composition, algorithms, trust, implementation, data."
-                ],
-            ),
-            PaperSection("Checklist", rows=rows),
-        ]
-        return self.paper("nist-800-226", "Checklist by NIST SP 800-226", sections, {"mechanisms": mechanisms})
+        what = (
+            "The questions that NIST SP 800-226 (Guidelines for Evaluating Differential Privacy Guarantees) puts to a "
+            "deployment: guarantee, unit, composition, algorithms, trust, implementation, data.",
+        )
+        sections = [PaperSection("Checklist", rows=rows)]
+        return self.paper("nist-800-226", "Checklist by NIST SP 800-226", what, sections, {"mechanisms": mechanisms})
 
     def registry(self) -> Paper:
         study, guarantee = self.study, self.facts["guarantee"]
@@ -383,11 +377,9 @@ class _Papers:
             shown = value if isinstance(value, Blank) else ", ".join(value) if isinstance(value, list) else str(value)
             rows.append((name.replace("_", " "), shown))
         given = {name: None if isinstance(value, Blank) else value for name, value in entry.items()}
-        sections = [
-            PaperSection("What this is", ["An entry for a public registry of differential privacy deployments."]),
-            PaperSection("Entry", rows=rows),
-        ]
-        return self.paper("registry", "Entry for a registry of deployments", sections, {"entry": given})
+        what = ("An entry for a public registry of differential privacy deployments.",)
+        sections = [PaperSection("Entry", rows=rows)]
+        return self.paper("registry", "Entry for a registry of deployments", what, sections, {"entry": given})
 
     def egress(self) -> Paper:
         rows: list[Row] = [("Time (UTC)", "Row", "Query", "Hospitals", "Noisy numbers", "Charge μ²")]
@@ -403,20 +395,14 @@ class _Papers:
         total = sum((one.mu_squared for one in self.left), Fraction(0))
         sent: list[Row] = [("Time (UTC)", "Hospital", "Kind", "What it says")]
         sent += [(_time(one.time), one.site, one.kind, one.value) for one in self.sent]
+        lost = self.facts.get("lost_draws")
+        what = (
+            "Everything that left the hospitals under a charge, row by row of the ledger. Each row is a sum over the "
+            "hospitals named, with noise. The charge μ² adds up; ε does not.",
+            f"In all {len(self.left)} charged queries, Σμ² = {float(total):.6g}; spent {self.spent}."
+            + (f" {lost} charged draws gave no answer." if lost else ""),
+        )
         sections = [
-            PaperSection(
-                "What this is",
-                [
-                    "Everything that left the hospitals under a charge, row by row of the ledger. Each row is a sum "
-                    "over the hospitals named, with noise. The charge μ² adds up; ε does not.",
-                    f"In all {len(self.left)} charged queries, Σμ² = {float(total):.6g}; spent {self.spent}."
-                    + (
-                        f" {self.facts['lost_draws']} charged draws gave no answer."
-                        if self.facts.get("lost_draws")
-                        else ""
-                    ),
-                ],
-            ),
             _listed("What left", rows, nothing="Nothing yet.", widths=(2, 1, 2.4, 2, 1.3, 1.5)),
             _listed(
                 "What hospitals sent by consent, under no ε",
@@ -433,7 +419,7 @@ class _Papers:
             "refused": self.facts["refusals"],
             "mu_squared": str(total),
         }
-        return self.paper("egress", "Egress record", sections, facts)
+        return self.paper("egress", "Egress record", what, sections, facts)
 
     def processing(self) -> Paper:
         rows: list[Row] = [
@@ -459,12 +445,9 @@ class _Papers:
                 "TLS with a key for each hospital, sealed codes, a ledger that refuses; docs/deployment.md",
             ),
         ]
-        sections = [
-            PaperSection("What this is", ["The record of processing activities, for one hospital to complete."]),
-            PaperSection("Record", rows=rows),
-            PaperSection("Patient pools", rows=self._hospitals()),
-        ]
-        return self.paper("processing", "Record of processing", sections, {"pools": self.facts["pools"]})
+        what = ("The record of processing activities, for one hospital to complete.",)
+        sections = [PaperSection("Record", rows=rows), PaperSection("Patient pools", rows=self._hospitals())]
+        return self.paper("processing", "Record of processing", what, sections, {"pools": self.facts["pools"]})
 
 
 def _listed(heading: str, rows: list[Row], *said: str, nothing: str, widths: Sequence[float] = ()) -> PaperSection:
