@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from common.clock import Clock, utc_now
-from common.errors import InvalidInput
 from common.intervals import mean_interval
 from common.site_figures import LEAST_PATIENTS, SiteFigures
 from common.site_verdict import genuine
-from server.study.gate import keep_newest, read_kept, site_keys, statement_of
+from server.study.gate import read_kept, site_keys, statement_of, take_statement
 from server.study.workspace import Workspace
 
 
@@ -94,13 +92,12 @@ class Evaluated:
         return found
 
 
-def take_figures(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -> SiteFigures:
+def take_figures(workspace: Workspace, data: bytes) -> SiteFigures:
     """Check a hospital's figures of the exported student and store them.
 
     Args:
         workspace: The study.
         data: The signed figures.
-        clock: Returns the current time.
 
     Returns:
         The figures.
@@ -109,17 +106,8 @@ def take_figures(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -
         InvalidInput: If the figures are of another student, of a site that is not admitted, of structures that the
             study does not have, signed in the future, or older than the stored ones; or if no student is exported.
     """
-    study, statement = workspace.study(), statement_of(workspace)
-    if statement is None:
-        raise InvalidInput(
-            "this study has no exported student to which the figures could belong",
-            value=str(workspace.bundle_dir),
-            remedy="run `consilium student export`",
-        )
-    figures = SiteFigures.parse(data)
-    figures.check_signed(site_keys(workspace), study=study, bundle=statement.bundle)
-    keep_newest(workspace.figures_dir, figures, clock=clock)
-    return figures
+    about = "to which the figures could belong"
+    return take_statement(workspace, SiteFigures, data, folder=workspace.figures_dir, about=about)
 
 
 def figures_on(workspace: Workspace) -> Mapping[str, SiteFigures]:

@@ -124,19 +124,43 @@ def take_verdict(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -
         InvalidInput: If the verdict is on another student, lacks the valid signature of an admitted site, has a time in
             the future, or is older than the site's stored verdict; or if the study has no exported student or no gate.
     """
-    study, statement = workspace.study(), statement_of(workspace)
-    if not study.gate.verdicts:
+    if not workspace.study().gate.verdicts:
         raise InvalidInput("gate.verdicts", value=0, limit="1 or more in study.toml: this study asks for no verdict")
+    about = "on which there could be a verdict"
+    return take_statement(workspace, SiteVerdict, data, folder=workspace.verdicts_dir, about=about, clock=clock)
+
+
+def take_statement(
+    workspace: Workspace, kind: type[S], data: bytes, *, folder: Path, about: str, clock: Clock = utc_now
+) -> S:
+    """Check a hospital's signed statement on the exported student and store it.
+
+    Args:
+        workspace: The study.
+        kind: Type of the statement.
+        data: The statement.
+        folder: Folder of the stored statements of this type.
+        about: The relation of such a statement to the student, for the error if no student is exported.
+        clock: Returns the current time.
+
+    Returns:
+        The statement.
+
+    Raises:
+        InvalidInput: If no student is exported, :meth:`~common.site_verdict.StatementOnStudent.check_signed` refuses
+            the statement, or it has a time in the future or is older than the site's stored one.
+    """
+    statement = statement_of(workspace)
     if statement is None:
         raise InvalidInput(
-            "this study has no exported student on which there could be a verdict",
+            f"this study has no exported student {about}",
             value=str(workspace.bundle_dir),
             remedy="run `consilium student export`",
         )
-    verdict = SiteVerdict.parse(data)
-    verdict.check_signed(site_keys(workspace), study=study, bundle=statement.bundle)
-    keep_newest(workspace.verdicts_dir, verdict, clock=clock)
-    return verdict
+    said = kind.parse(data)
+    said.check_signed(site_keys(workspace), study=workspace.study(), bundle=statement.bundle)
+    keep_newest(folder, said, clock=clock)
+    return said
 
 
 def keep_newest(folder: Path, said: StatementOnStudent, *, clock: Clock) -> None:
