@@ -27,7 +27,7 @@ from client.adapting.networks import as_increments
 from client.policy import SiteConfig, load_site
 from client.records.adapted_folder import FOLDER, private_folder, private_slots
 from client.site.books import writing_teachers
-from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled
+from client.teachers.pulled_student import STUDENT_DIR, check_pulled, pulled_statement
 from client.training.command import PrivateOptions
 from client.training.private.charge import charge_adapted, record_adapted
 from client.training.private.settings import STRATEGIES
@@ -55,7 +55,6 @@ from common.models.student_bundle import (
 )
 from common.plain import RESEARCH_ONLY
 from common.reading import lenient_json
-from common.student_statement import StudentStatement
 from common.wording import many
 
 NAME = "may-leave"
@@ -179,10 +178,9 @@ def _proven(site_dir: Path) -> BundlePrivacy:
 
     If the student had been trained on patients without a guarantee, the guarantee of this training would be false.
     """
-    folder, statement = site_dir / STUDENT_DIR / "bundle", site_dir / STUDENT_DIR / STATEMENT
+    folder = site_dir / STUDENT_DIR / "bundle"
     try:
         files = {name: (folder / name).read_bytes() for name in FILES}
-        signed = StudentStatement.parse(statement.read_bytes())
     except OSError as error:
         raise InvalidInput(
             "student to begin from",
@@ -190,7 +188,7 @@ def _proven(site_dir: Path) -> BundlePrivacy:
             limit="a pulled student",
             remedy="run `consilium site student pull`",
         ) from error
-    if sha256_bytes(to_archive(files)) != signed.bundle:
+    if sha256_bytes(to_archive(files)) != pulled_statement(site_dir).bundle:
         raise InvalidInput(
             "student's bundle is not the one that the server signed",
             value=str(folder),

@@ -35,10 +35,11 @@ from common.ledger.keys import public_hex
 from common.ledger.receipts import Receipt, row_hashes
 from common.ledger.records import ReceiptRecord, RecoveryRecord, parse_record
 from common.models.bundle_facts import BundlePrivacy
-from common.models.student_bundle import METADATA, write_bundle
+from common.models.student_bundle import METADATA, PRIVACY, write_bundle
 from common.objects import write_atomically
 from common.privacy.accounting import Guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName
+from common.reading import naming_file, parse_json
 from common.site_verdict import GateState, SiteVerdict, genuine
 from common.student_statement import StudentStatement
 
@@ -133,6 +134,7 @@ def pull(
     _check_facts(values.privacy, statement, study)
     own = regenerate(values, study)
     check_same(files, own)
+    (out / STATEMENT).unlink(missing_ok=True)  # a killed call leaves no statement about another student than the bundle
     write_bundle(target, own)
     write_atomically(out / STATEMENT, statement.render())
     privacy = study.privacy
@@ -159,15 +161,7 @@ def check_statement(
         LedgerCorrupt: If the statement contradicts the receipts, or if its cost is above the study's budget although
             this site knows of no recovery of the server's ledger.
     """
-    if not any(statement.is_genuine(key) for key in keys) or statement.head.public_key not in map(public_hex, keys):
-        raise InvalidInput(
-            "the statement about the student is not signed by a key in site.toml",
-            remedy="ask the consortium for its key",
-        )
-    if statement.study_id != study.id:
-        raise InvalidInput(
-            "the statement is about another study", value=statement.study_id, limit=study.id, remedy=_EXPORT_AGAIN
-        )
+    _check_signed(statement, study=study, keys=keys)
     own = [receipt for receipt in ledger.receipts() if receipt.study_id == study.id]
     if any(receipt.ledger_id != statement.head.ledger_id for receipt in own):
         raise LedgerCorrupt(f"the statement names a different ledger than this site's receipts; to fix: {_TALK}")
@@ -239,6 +233,37 @@ def check_gate(
     return gate.words
 
 
+def pulled_statement(site_dir: Path) -> StudentStatement:
+    """Return the signed statement about the pulled student, after checking that it belongs to the bundle beside it.
+
+    One of the two may have been restored from a backup, or copied from the directory of another study.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        The statement.
+
+    Raises:
+        InvalidInput: If no student was pulled, if no key in site.toml signed the statement for this site's study, or if
+            the privacy figures in the bundle are not those of the statement.
+    """
+    folder = site_dir / STUDENT_DIR
+    try:
+        statement = StudentStatement.parse((folder / STATEMENT).read_bytes())
+        facts = parse_json((folder / "bundle" / PRIVACY).read_bytes(), what=PRIVACY)
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            "student", value=str(folder), limit="a pulled student", remedy="run `consilium site student pull`"
+        ) from error
+    config = load_site(site_dir)
+    study = config.load_study()
+    with naming_file(folder, remedy="run `consilium site student pull` again"):
+        _check_signed(statement, study=study, keys=config.server.signing_public_keys)
+        _check_facts(BundlePrivacy.from_json(facts), statement, study)
+    return statement
+
+
 def check_pulled(site_dir: Path) -> None:
     """Check whether the hospitals' verdicts, as of when the student was pulled, release it.
 
@@ -246,11 +271,11 @@ def check_pulled(site_dir: Path) -> None:
         site_dir: The site's directory, with a pulled student.
 
     Raises:
-        Refused: ``not-released`` if they do not.
+        InvalidInput: If :func:`pulled_statement` refuses the student.
+        Refused: ``not-released`` if the verdicts do not release it.
     """
     config = load_site(site_dir)
-    study = config.load_study()
-    statement = StudentStatement.parse((site_dir / STUDENT_DIR / STATEMENT).read_bytes())
+    study, statement = config.load_study(), pulled_statement(site_dir)
     voted = own_verdict(site_dir, statement.bundle) is not None
     with read_books(_with_books(config)) as ledger:
         check_gate(statement, study=study, site=config.site, ledger=ledger, to_evaluate=False, voted=voted)
@@ -307,6 +332,19 @@ def _receipted(own: list[Receipt], study: Study) -> Fraction:
     protection = study.privacy.protection
     mechanisms = [mechanism for receipt in own for mechanism in receipt.mechanisms]
     return sum((charge_of(mechanism, protection, protection) for mechanism in mechanisms), start=Fraction(0))
+
+
+def _check_signed(statement: StudentStatement, *, study: Study, keys: tuple[Ed25519PublicKey, ...]) -> None:
+    """Refuse a statement that no key in site.toml signed, and a statement about another study."""
+    if not any(statement.is_genuine(key) for key in keys) or statement.head.public_key not in map(public_hex, keys):
+        raise InvalidInput(
+            "the statement about the student is not signed by a key in site.toml",
+            remedy="ask the consortium for its key",
+        )
+    if statement.study_id != study.id:
+        raise InvalidInput(
+            "the statement is about another study", value=statement.study_id, limit=study.id, remedy=_EXPORT_AGAIN
+        )
 
 
 def _check_facts(facts: BundlePrivacy, statement: StudentStatement, study: Study) -> None:

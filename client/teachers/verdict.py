@@ -15,17 +15,17 @@ from pathlib import Path
 from client.policy import SiteConfig, load_site
 from client.site.books import open_books
 from client.teachers.evaluation import Evaluation
-from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR
+from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR, pulled_statement
 from common.canonical import sha256_bytes, sha256_file
 from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.rows import format_time
 from common.metrics import mean_present
+from common.models.student_bundle import WEIGHTS
 from common.objects import all_or_nothing, check_new, write_atomically
 from common.reading import lenient_json
 from common.site_figures import LEAST_PATIENTS, SiteFigures, StructureFigure
 from common.site_verdict import SiteVerdict
-from common.student_statement import StudentStatement
 
 BEGUN = "statements.begun"
 """File in the student's folder that lists the statements being written. It remains if the process is killed."""
@@ -86,8 +86,8 @@ def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None)
         figures: File for the figures; None for no figures.
 
     Raises:
-        InvalidInput: If a file exists, if both options name the same file, or if a file is asked for and no student
-            was pulled.
+        InvalidInput: If a file exists, if both options name the same file, or if a file is asked for and
+            :func:`~client.teachers.pulled_student.pulled_statement` refuses the student.
     """
     outputs = {"--verdict": verdict, "--figures": figures}
     begun = _begun(site_dir)
@@ -121,14 +121,22 @@ def give_statements(
         The signed verdict and figures; None for the one that is not asked for.
 
     Raises:
-        InvalidInput: If :func:`check_outputs` or :func:`word_of` refuses, or no structure has enough patients for
-            figures.
+        InvalidInput: If :func:`check_outputs` or :func:`word_of` refuses, if no structure has enough patients for
+            figures, or if another student was pulled during the evaluation.
     """
     check_outputs(site_dir, verdict=verdict, figures=figures)
     word = None if verdict is None else word_of(evaluation)  # 1.
     dice = None if figures is None else _figures_to_sign(evaluation)
     if word is None and dice is None:
         return None, None
+    weights = site_dir / STUDENT_DIR / "bundle" / WEIGHTS
+    if sha256_file(weights) != evaluation.weights:
+        raise InvalidInput(
+            "the pulled student was replaced while it was evaluated",
+            value=str(weights),
+            limit="the student that was evaluated",
+            remedy="run `consilium site evaluate` again",
+        )
     (config, study, bundle), time = _judged(site_dir), format_time(now)
     said: SiteVerdict | None = None
     measured: SiteFigures | None = None
@@ -190,12 +198,4 @@ def _is_left_over(out: Path, begun: Mapping[str, str]) -> bool:
 def _judged(site_dir: Path) -> tuple[SiteConfig, Study, str]:
     """Return the site's policy, its study, and the hash of the pulled student's archive."""
     config = load_site(site_dir)
-    study, pulled = config.load_study(), site_dir / STUDENT_DIR / "statement.json"
-    if not pulled.is_file():
-        raise InvalidInput(
-            "student to judge",
-            value=str(pulled),
-            limit="a pulled student",
-            remedy="run `consilium site student pull`",
-        )
-    return config, study, StudentStatement.parse(pulled.read_bytes()).bundle
+    return config, config.load_study(), pulled_statement(site_dir).bundle

@@ -29,7 +29,7 @@ from client.teachers.comparison import MEAN_SHAPE
 from client.teachers.evaluation import ADAPTED_OWN_BETTER, OWN_BETTER, evaluate
 from client.teachers.evaluation_text import table
 from client.teachers.fit_of_cases import CHECK
-from client.teachers.pulled_student import check_statement, pull
+from client.teachers.pulled_student import check_statement, pull, pulled_statement
 from common.bundle_archive import from_archive, to_archive
 from common.calibration import NOTHING, reliability
 from common.canonical import sha256_bytes, sha256_file
@@ -245,6 +245,26 @@ def test_nothing_is_unpacked_when_a_check_fails(
     with pytest.raises(InvalidInput, match=str(tmp_path / "student")):
         pull(fed.root / "site-0", out=tmp_path / "student")
     assert (tmp_path / "student" / "bundle" / "thesis.doc").read_text() == "mine"
+
+
+def test_a_killed_pull_leaves_no_statement_about_another_student_than_the_one_in_the_folder(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verdict names the student by the statement, and is about the scores of the student in the folder."""
+    site_dir = fed.root / "site-1"
+    pull(site_dir)
+
+    def killed(path: Path, data: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("client.teachers.pulled_student.write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            pull(site_dir)
+    with pytest.raises(InvalidInput, match="student pull"):
+        pulled_statement(site_dir)
+    pull(site_dir)
+    assert pulled_statement(site_dir).study_id == fed.study.id
 
 
 def test_an_interrupted_pull_goes_on_where_it_stopped(

@@ -19,6 +19,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from client.policy import load_site
@@ -297,6 +298,52 @@ def test_a_hospital_makes_signed_figures_of_the_pulled_student_and_its_ledger_no
         refusal_of(site_app, *words, "--figures", tmp_path / "g.json", *more)
     assert not (tmp_path / "g.json").exists()
     assert datetime.now(UTC) > datetime.fromisoformat(json.loads((tmp_path / "f.json").read_text())["time_utc"])
+
+
+def another_export(site: Path, _statement: StudentStatement, _key: Ed25519PrivateKey) -> None:
+    facts = site / "student" / "bundle" / "configs" / "privacy.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "ledger_head": "0" * 64}))
+
+
+def another_study(site: Path, statement: StudentStatement, key: Ed25519PrivateKey) -> None:
+    other = replace(statement, study_id="0" * 64, signature="")
+    (site / "student" / "statement.json").write_bytes(other.signed(key).render())
+
+
+def nobody_signed(site: Path, statement: StudentStatement, _key: Ed25519PrivateKey) -> None:
+    (site / "student" / "statement.json").write_bytes(replace(statement, size=statement.size + 1).render())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [another_export, another_study, nobody_signed])
+def test_nothing_is_signed_on_a_student_whose_statement_is_not_about_the_bundle_beside_it(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., None]
+) -> None:
+    words = site_to_evaluate(fed, tmp_path, monkeypatch)
+    site, signed = fed.root / "site-0", StudentStatement.parse(statement_file(fed).read_bytes())
+    wrong(site, signed, fed.signing_key)
+    monkeypatch.setattr("client.teachers.evaluation.evaluate", pytest.fail)  # refused before the cases are scored
+    said = refusal_of(site_app, *words, "--figures", tmp_path / "f.json")
+    assert said.remedy
+    assert "student" in str(said)
+    assert not (tmp_path / "f.json").exists()
+
+
+@pytest.mark.slow
+def test_figures_are_not_signed_for_a_student_that_was_pulled_while_another_was_evaluated(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = site_to_evaluate(fed, tmp_path, monkeypatch)
+    weights = fed.root / "site-0" / "student" / "bundle" / "models" / "model.pt"
+
+    def predict(network: object, image: object, patch: object = ()) -> np.ndarray:
+        weights.write_bytes(b"another student")
+        return student_answer()
+
+    monkeypatch.setattr("client.teachers.evaluation.predict", predict)
+    said = refusal_of(site_app, *words, "--figures", tmp_path / "f.json")
+    assert "replaced while it was evaluated" in str(said)
+    assert not (tmp_path / "f.json").exists()
 
 
 @pytest.mark.slow
