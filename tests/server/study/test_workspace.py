@@ -95,7 +95,7 @@ def test_an_endpoint_of_an_earlier_version_is_read_and_superlink_is_on_loopback_
 def test_the_kit_holds_public_parts_only(workspace, tmp_path):
     folder = kit_without_keys(workspace, tmp_path)
     kit = json.loads((folder / "kit.json").read_text())
-    assert kit.keys() == {"site", "objects_url", "sealing_key", "signing_key", "superlink"}
+    assert kit.keys() == {"site", "objects_url", "sealing_key", "signing_key", "superlink", "ledger"}
     assert sorted(p.name for p in folder.iterdir()) == ["ca.crt", "consortium.pem", "kit.json", "study.toml"]
     for path in folder.iterdir():
         assert "PRIVATE" not in path.read_text()
