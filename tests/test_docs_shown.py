@@ -32,7 +32,7 @@ from consilium.cli.demo import _say
 from consilium.cli.main import app
 from server.operations import provision
 from server.study.workspace import Workspace
-from tests.shown import hold, output_of, shown
+from tests.shown import hold, normal, output_of, shown
 from tests.small_servers import http_server, serving, tls_of
 
 ROOT = Path(__file__).parent.parent
@@ -160,6 +160,13 @@ TYPED = {
 @pytest.mark.parametrize(("path", "command"), TYPED)
 def test_a_shown_line_was_printed(printed: dict[str, str], path: str, command: str) -> None:
     hold(output_of(path, command), printed[TYPED[path, command]])
+
+
+@pytest.mark.parametrize("command", ["consilium site init --kit kit", "consilium site doctor"])
+def test_the_hospitals_first_two_steps_show_every_printed_line(printed: dict[str, str], command: str) -> None:
+    held = {normal(line).rstrip("…} ") for line in output_of("docs/deployment.md", command)}
+    lines = filter(None, map(normal, printed[TYPED["docs/deployment.md", command]].splitlines()))
+    assert [line for line in lines if not any(line.startswith(one) for one in held)] == []
 
 
 def test_a_teacher_that_was_added_is_told_of_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,12 @@ def writing(teachers: Path) -> Iterator[None]:
     """Hold the lock of a site's directory of teachers.
 
     Args:
-        teachers: The directory; it is created if it does not exist.
+        teachers: The directory; it is created, closed to other users, if it does not exist.
 
     Raises:
         Refused: ``busy`` if another process holds the lock.
     """
-    teachers.mkdir(parents=True, exist_ok=True)
+    teachers.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(teachers / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)  # child processes do not inherit it
     try:
         try:
