@@ -303,6 +303,19 @@ def test_a_supernode_that_never_reached_a_server_is_a_failure_too_after_a_while(
         assert [one.stops for one in own_page._away(world.site)] == [True]
 
 
+def test_what_a_server_said_before_it_was_gone_is_not_shown_as_the_reason(world: World) -> None:
+    facts, past = world.site / "logs" / FACTS, datetime.now(UTC) - timedelta(seconds=OFFLINE_S + 1)
+    ended = {"event": "daemon-ended", "why": "status 1", "said": "the server refuses this site because of its clock"}
+    with keeping(world.site / "logs"):
+        for event in (ended, {"event": "daemon-started"}):
+            known = {"time": past.isoformat(timespec="milliseconds"), "daemon": "supernode north", "log": "l"}
+            with facts.open("a") as file:
+                file.write(json.dumps(known | event) + "\n")
+        found = world.finding("daemon").text
+    assert "has not reached the server since it was started" in found
+    assert "clock" not in found
+
+
 def test_the_doctor_reports_a_missing_consent_a_pause_and_an_older_copy_of_the_ledger(
     world: World, tmp_path: Path
 ) -> None:
