@@ -42,6 +42,7 @@ from client.witnessing import Witnessing
 from common import __version__
 from common.codecs.codec import Codec, load_codec
 from common.config import DataConfig
+from common.data.memory import measured_before, whole_memory_bytes
 from common.envelope import open_request, sign_reply
 from common.errors import SAME_VERSION, ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.evidence import sign_word
@@ -514,15 +515,20 @@ class Worker:
         If a public object (codec, frame, volume) cannot be read, all voters count as the zero code, which reveals
         nothing about a patient. If the computation for one voter fails, only that voter counts as the zero code. Once a
         query is accepted, the server must not be able to tell a failure from any other answer.
+
+        A volume's size is compared with all memory there is, not with what is free now: a training that runs meanwhile
+        takes memory that depends on its patients' scans, and no patient may change the votes of all voters.
         """
         mechanism = query.mechanism
         total = np.zeros(mechanism.dimension, dtype=np.int64)
         try:
             encoder = self._consent.protocol.encoder(query, self._codec(query), fetch=self._fetch)
-            codes = self._encoded(encoder, query)
+            with measured_before(whole_memory_bytes()):
+                codes = self._encoded(encoder, query)
             silent = self._ledger.withdrawn_voters(after=self._loaded_at)
         except Exception as error:  # noqa: BLE001
-            log.warning("event=zero-code query=%s cause=%s", query.id[:12], type(error).__name__)
+            why = str(error) if isinstance(error, ConsiliumError) else ""  # concerns public objects only
+            log.warning("event=zero-code query=%s cause=%s problem=%r", query.id[:12], type(error).__name__, why)
             return total, ZERO_CODE
         without, failed = 0, []
         for slot, each in enumerate(zip(*codes, strict=True)):

@@ -1,9 +1,9 @@
-"""Reads how much memory this process may still allocate, from its container and its machine."""
+"""Reads how much memory this process may allocate, now or at all, from its container and its machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -13,12 +13,13 @@ _MEASURED: ContextVar[int | None] = ContextVar("free memory that was measured be
 
 @contextmanager
 def measured_before(free: int | None) -> Iterator[None]:
-    """Let :func:`free_memory_bytes` return an earlier result in this block.
+    """Let :func:`free_memory_bytes` return an earlier result, or all memory there is, in this block.
 
     The memory that is free now also depends on the scans that other processes have opened.
 
     Args:
-        free: What :func:`free_memory_bytes` returned earlier; None to measure anew at each call.
+        free: What :func:`free_memory_bytes` returned earlier, or what :func:`whole_memory_bytes` returns; None to
+            measure anew at each call.
     """
     token = _MEASURED.set(free)
     try:
@@ -40,8 +41,27 @@ def free_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo"
     """
     if (known := _MEASURED.get()) is not None:
         return known
-    found = [free for free in (_machine(meminfo), *_container(root)) if free is not None]
+    found = [free for free in (_machine(meminfo, "MemAvailable"), *_container(root)) if free is not None]
     return min(found) if found else None
+
+
+def whole_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return how much memory this process may allocate if nothing else uses any: the smaller of the container's and the
+    machine's memory.
+
+    Args:
+        root: Mount point of the control groups, of version 2 or 1.
+        meminfo: The machine's ``/proc/meminfo``.
+
+    Returns:
+        Bytes; None if neither is known.
+    """
+    found = [_machine(meminfo, "MemTotal")]
+    for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # not mounted, or no limit: "max"
+            found.append(int(file.read_text()))
+    known = [one for one in found if one is not None]
+    return min(known) if known else None
 
 
 def _container(root: Path) -> list[int | None]:
@@ -61,11 +81,11 @@ def _left(limit: Path, used: Path, stat: Path) -> int | None:
         return None
 
 
-def _machine(meminfo: Path) -> int | None:
+def _machine(meminfo: Path, what: str) -> int | None:
     try:
         for line in meminfo.read_text().splitlines():
             name, _, rest = line.partition(":")
-            if name == "MemAvailable":
+            if name == what:
                 return int(rest.split()[0]) << 10
     except (OSError, ValueError):
         pass

@@ -12,6 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from client.operations.own_page import SitesOwnPage
+from common.data import memory
+from common.data.volume import room_for
+from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
 from consilium.cli.site import site_app
@@ -203,3 +206,32 @@ def test_a_volume_nobody_can_read_is_the_zero_code_of_all(fed: Federation) -> No
     total, word = fed.worker(voters=Site(working()), fetch=lost)._answer(query(fed))
     assert not total.any()
     assert word == "zero-code"
+
+
+def test_memory_that_a_training_takes_meanwhile_makes_no_public_volume_too_large(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training's memory depends on its patients' scans, and all voters would have voted zero."""
+    room = room_for(fed.study.data).voxels
+    free = {"MemTotal": 1 << 40, "MemAvailable": 1 << 20}
+    monkeypatch.setattr(memory, "_machine", lambda _, what: free[what])
+    monkeypatch.setattr(memory, "_container", lambda _: [])
+    assert room_for(fed.study.data).voxels < room
+
+    class Measuring(Site):
+        def predict(self, volume: bytes) -> list[Callable[[], Any]]:
+            if room_for(fed.study.data).voxels < room:
+                raise InvalidInput("voxels of the volume", value=room, limit="less")
+            return super().predict(volume)
+
+    assert fed.worker(voters=Measuring(working()))._answer(query(fed))[1] == "stored"
+
+
+def test_the_log_says_why_a_public_volume_made_all_voters_vote_zero(
+    fed: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    def small(_: str) -> bytes:
+        raise InvalidInput("voxels of the volume", value=9, limit="at most 8", remedy="give the program more memory")
+
+    assert fed.worker(voters=Site(working()), fetch=small)._answer(query(fed))[1] == "zero-code"
+    assert "got 9; allowed: at most 8; to fix: give the program more memory" in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.data.memory import free_memory_bytes, measured_before
+from common.data.memory import free_memory_bytes, measured_before, whole_memory_bytes
 
 MEMINFO = "MemTotal:  8000000 kB\nMemFree: 100 kB\nMemAvailable:    4000 kB\n"
 
@@ -29,6 +29,17 @@ def test_an_earlier_measurement_holds_until_its_block_ends(tmp_path: Path) -> No
         with measured_before(None):
             assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
     assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
+
+
+def test_all_memory_is_what_container_and_machine_have_whatever_is_in_use(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(MEMINFO)
+    assert whole_memory_bytes(tmp_path, meminfo) == 8_000_000 << 10
+    (tmp_path / "memory.max").write_text("max\n")
+    assert whole_memory_bytes(tmp_path, meminfo) == 8_000_000 << 10
+    (tmp_path / "memory.max").write_text("3000000\n")
+    assert whole_memory_bytes(tmp_path, meminfo) == 3_000_000
+    assert whole_memory_bytes(tmp_path / "absent", tmp_path / "absent") is None
 
 
 def test_the_first_version_of_control_groups_counts_too(tmp_path: Path) -> None:
