@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput
+from common.system_errors import FULL
 
 MAX_OBJECT_BYTES = 1 << 30
 _ROOM_BYTES = 1 << 20
@@ -445,6 +447,54 @@ def shared(folder: Path) -> bool:
 
 
 @contextmanager
+def naming_disk(folder: Path) -> Iterator[None]:
+    """Make an error of a full disk name the folder that the block writes to.
+
+    Such an error otherwise names no file, or the file that was being copied, which may lie on another disk and have a
+    patient's name.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        A context.
+
+    Raises:
+        OSError: If the block raises it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise OSError(error.errno, error.strerror, str(folder)) from error
+        raise
+
+
+@contextmanager
+def drafting(path: Path) -> Iterator[Path]:
+    """Let a with-block write a draft, which gets the file's name if the block succeeds and is removed if it fails.
+
+    It is for libraries that write to a path; :func:`write_atomically` writes bytes.
+
+    Args:
+        path: The file.
+
+    Returns:
+        A context manager that gives the draft's path, with the same ending.
+
+    Raises:
+        OSError: If the block raises it; the error of a full disk names the folder.
+    """
+    draft = path.with_name(f".{secrets.token_hex(8)}{''.join(path.suffixes[-2:])}")
+    try:
+        with naming_disk(path.parent):
+            yield draft
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
 def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
     """Remove the files and folders that a with-block created, if the block fails.
 
@@ -472,3 +522,24 @@ def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
             with suppress(OSError):  # the folder was not created, or is not empty
                 folder.rmdir()
         raise
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[None]:
+    """Fill a new or empty folder in a with-block. If the block fails, what it wrote is removed, so it can be repeated.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        A context.
+
+    Raises:
+        InvalidInput: If the folder is not empty.
+        OSError: If the block raises it; the error of a full disk names the folder.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidInput("directory is not empty", value=str(folder), remedy="choose a new one")
+    with all_or_nothing(folder), naming_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        yield

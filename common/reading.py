@@ -20,7 +20,7 @@ from typing import Any
 
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import read_regular
-from common.system_errors import explain, system_cause
+from common.system_errors import FULL, explain, system_cause
 
 MAX_JSON_BYTES = 1 << 26
 MAX_JSON_VALUES = 2_000_000
@@ -52,6 +52,7 @@ def parsing(what: str, *, value: object = None, limit: str = "", remedy: str = "
 
     Raises:
         InvalidInput: If the block raises.
+        OSError: If a disk is full.
 
     >>> with parsing("number cannot be read", limit="digits"):
     ...     int("x")
@@ -63,6 +64,8 @@ def parsing(what: str, *, value: object = None, limit: str = "", remedy: str = "
     except ConsiliumError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:  # the input is not at fault
+            raise
         raise InvalidInput(what, value=value, limit=limit, remedy=remedy) from error
 
 

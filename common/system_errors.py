@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from common.errors import StorageFailed
 from common.plain import plain
 
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk."""
+
+DISK = (*FULL, errno.EIO)
 """Error numbers of a full or failing disk."""
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -38,7 +41,7 @@ def explain(error: OSError) -> tuple[str, str]:
             remedy = f"give user {os.getuid()}, who runs this command, access, or run the command as the owner"
         case errno.ENOENT | errno.ENOTDIR | errno.EISDIR | errno.EEXIST | errno.ELOOP | errno.ENAMETOOLONG:
             remedy = "check the path"
-        case errno.ENOSPC | errno.EDQUOT:
+        case number if number in FULL:
             remedy = "make room on this disk: free space (`df`)"
         case errno.EIO:
             remedy = (

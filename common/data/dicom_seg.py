@@ -19,6 +19,7 @@ from jaxtyping import UInt8
 from common import __version__
 from common.data.dicom_study import highdicom, pydicom
 from common.errors import InvalidInput
+from common.objects import drafting
 
 PRIVATE_SCHEME = "99CONSILIUM"
 """Coding scheme for structures that DICOM's dictionary does not contain."""
@@ -112,7 +113,8 @@ def write_segmentation(
             omit_empty_frames=bool(label_map.any()),
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    made.save_as(path)
+    with drafting(path) as draft:
+        made.save_as(draft)
 
 
 def read_slices(slices: Sequence[Path], *, shape: tuple[int, ...]) -> list[Any]:

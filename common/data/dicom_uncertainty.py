@@ -15,6 +15,7 @@ from jaxtyping import Float
 from common import __version__
 from common.data.dicom_seg import SERIES_NUMBER, UNLIKE, Algorithm, from_headers, read_made, read_slices
 from common.data.dicom_study import highdicom, pydicom
+from common.objects import drafting
 
 
 def write_uncertainty(
@@ -66,7 +67,8 @@ def write_uncertainty(
     if "Laterality" not in made:
         made.Laterality = ""  # required, and empty if unknown
     path.parent.mkdir(parents=True, exist_ok=True)
-    made.save_as(path)
+    with drafting(path) as draft:
+        made.save_as(draft)
 
 
 def uncertainty_of(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -25,6 +25,7 @@ from common.data.msd import Case, Dataset, Problem, read_dataset, write_dataset
 from common.data.nifti import read_nifti_file
 from common.data.patients import content_hash, read_column
 from common.errors import InvalidInput
+from common.objects import filling
 from common.reading import parse_json, parsing
 
 SPLIT_SCHEMA = 1
@@ -328,9 +329,7 @@ def write_split(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
     Raises:
         InvalidInput: If ``out`` is not empty, or a case cannot be written.
     """
-    if out.exists() and any(out.iterdir()):
-        raise InvalidInput("directory is not empty", value=str(out), remedy="choose a new one")
-    with TemporaryDirectory(prefix="consilium-split-") as folder:
+    with filling(out), TemporaryDirectory(dir=out, prefix=".") as folder:
         files = Path(folder)
         sites = {name: _all_as_files(cases, files) for name, cases in split.sites.items()}
         apart: dict[str, Any] = {part: _all_as_files(getattr(split, part), files) for part in _APART}

@@ -27,6 +27,7 @@ from scipy.spatial.transform import Rotation
 from common.config import DataConfig
 from common.data.msd import Case, Dataset, write_dataset
 from common.errors import InvalidInput
+from common.objects import filling
 
 STRUCTURES = ("anterior", "posterior", "lateral")
 FIELD_OF_VIEW_MM = (44.0, 48.0, 44.0)
@@ -175,31 +176,32 @@ def write_phantoms(
         raise InvalidInput("structures", value=structures, limit=f"2 to {len(STRUCTURES)}")
     if not 1 <= hospitals <= cases <= 100_000:
         raise InvalidInput("cases and hospitals", value=(cases, hospitals), limit="1 ≤ hospitals ≤ cases ≤ 100000")
-    if out.exists() and any(out.iterdir()):
-        raise InvalidInput("directory is not empty", value=str(out), remedy="choose a new one")
-    for folder in ("imagesTr", "labelsTr"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-    made = []
-    for number in range(first, first + cases):
-        hospital = (number - first) % hospitals
-        scanner = scanner_of(hospital, seed=seed)
-        rng = np.random.default_rng([_CASE, seed, number])
-        image, labels, affine = phantom(rng, scanner, structures=structures, drawing=drawing)
-        name = f"phantom_{number:04d}.nii.gz"
-        for folder, array in (("imagesTr", image), ("labelsTr", labels)):
-            nib.save(_stored(array, affine, scanner.orientation), out / folder / name)
-        made.append(
-            Case(
-                id=name.removesuffix(".nii.gz"),
-                image=out / "imagesTr" / name,
-                label=out / "labelsTr" / name,
-                hospital=f"hospital-{hospital + 1:02d}",
+    with filling(out):
+        for folder in ("imagesTr", "labelsTr"):
+            (out / folder).mkdir(parents=True, exist_ok=True)
+        made = []
+        for number in range(first, first + cases):
+            hospital = (number - first) % hospitals
+            scanner = scanner_of(hospital, seed=seed)
+            rng = np.random.default_rng([_CASE, seed, number])
+            image, labels, affine = phantom(rng, scanner, structures=structures, drawing=drawing)
+            name = f"phantom_{number:04d}.nii.gz"
+            for folder, array in (("imagesTr", image), ("labelsTr", labels)):
+                nib.save(_stored(array, affine, scanner.orientation), out / folder / name)
+            made.append(
+                Case(
+                    id=name.removesuffix(".nii.gz"),
+                    image=out / "imagesTr" / name,
+                    label=out / "labelsTr" / name,
+                    hospital=f"hospital-{hospital + 1:02d}",
+                )
             )
+            if on_case is not None:
+                on_case(number - first + 1)
+        labels_of = study_data(structures).labels
+        return write_dataset(
+            out, name=f"phantoms-{seed}", labels=labels_of, channels=("MRI",), cases=made, synthetic=True
         )
-        if on_case is not None:
-            on_case(number - first + 1)
-    labels_of = study_data(structures).labels
-    return write_dataset(out, name=f"phantoms-{seed}", labels=labels_of, channels=("MRI",), cases=made, synthetic=True)
 
 
 def _into_patient(

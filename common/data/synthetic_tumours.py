@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from scipy.ndimage import gaussian_filter
 
-from common.errors import InvalidInput
+from common.objects import filling
 
 SHAPE = (32, 32, 32)
 SPACING_MM = 4.0
@@ -79,20 +79,19 @@ def write_tumours(
     Raises:
         InvalidInput: If the directory is not empty.
     """
-    if out.exists() and any(out.iterdir()):
-        raise InvalidInput("directory is not empty", value=str(out), remedy="give a new or empty one")
-    folders = []
-    for number in range(cases):
-        folder = out / f"BraTS-GLI-{number:05d}-000"
-        folder.mkdir(parents=True)
-        contrasts, labels = tumour(number, seed=seed)
-        for name, array in {**contrasts, "seg": labels}.items():
-            kind = np.uint8 if name == "seg" else np.int16
-            image = nib.Nifti1Image(array.astype(kind), np.diag([SPACING_MM] * 3 + [1.0]))
-            nib.save(image, folder / f"{folder.name}-{name}.nii.gz")
-        folders.append(folder)
-        on_case(number + 1)
-    return tuple(folders)
+    with filling(out):
+        folders = []
+        for number in range(cases):
+            folder = out / f"BraTS-GLI-{number:05d}-000"
+            folder.mkdir(parents=True)
+            contrasts, labels = tumour(number, seed=seed)
+            for name, array in {**contrasts, "seg": labels}.items():
+                kind = np.uint8 if name == "seg" else np.int16
+                image = nib.Nifti1Image(array.astype(kind), np.diag([SPACING_MM] * 3 + [1.0]))
+                nib.save(image, folder / f"{folder.name}-{name}.nii.gz")
+            folders.append(folder)
+            on_case(number + 1)
+        return tuple(folders)
 
 
 def _smooth(rng: np.random.Generator) -> Float[np.ndarray, "x y z"]:

@@ -48,6 +48,7 @@ from common.data.nifti import (
 )
 from common.errors import InvalidInput
 from common.names import comparable, modality_in
+from common.objects import drafting
 
 LABEL_ROUNDING = 1e-3
 LOST_WORTH_A_NOTE = 0.01
@@ -353,7 +354,8 @@ def save_label(
     image.header["descrip"] = description
     if comment:
         image.header.extensions.append(nib.nifti1.Nifti1Extension("comment", comment.encode()))
-    nib.save(image, path)
+    with drafting(path) as draft:
+        nib.save(image, draft)
 
 
 def room_for(data: DataConfig) -> VolumeLimits:

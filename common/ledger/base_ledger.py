@@ -101,7 +101,7 @@ class OpenLedger(ABC, Generic[B]):
                 )
         except sqlite3.Error as error:
             chain.close()
-            raise ledger_error(error, "the ledger file cannot be read") from error
+            raise ledger_error(error, "the ledger file cannot be read", chain.path) from error
         except BaseException:
             chain.close()
             raise

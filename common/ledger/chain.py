@@ -214,7 +214,7 @@ class Chain:
                 yield row
                 self._last = row  # after the yield, so that a row that the caller refused counts as unread
         except (sqlite3.DatabaseError, UnicodeError) as error:
-            raise ledger_error(error, "the ledger file cannot be read") from error
+            raise ledger_error(error, "the ledger file cannot be read", self.path) from error
 
     def changed_by_others(self) -> bool:
         """Return whether anything but this object changed the file since the last call, or since it was opened.
@@ -266,7 +266,7 @@ class Chain:
         except InvalidInput as error:
             raise LedgerCorrupt(f"the ledger's file was removed while it was open ({error})") from error
         except (sqlite3.DatabaseError, UnicodeError) as error:
-            raise ledger_error(error, "the ledger was rewritten while it was open") from error
+            raise ledger_error(error, "the ledger was rewritten while it was open", self.path) from error
 
     def _check_rows(self, connection: sqlite3.Connection) -> None:
         before: Row | None = None
@@ -475,7 +475,9 @@ class Chain:
             if self._appended:
                 before = self._appended[0].seq - 1
                 self._last = self.row(before) if before else None
-            if isinstance(error, sqlite3.Error) and isinstance(failed := ledger_error(error, ""), StorageFailed):
+            if isinstance(error, sqlite3.Error) and isinstance(
+                failed := ledger_error(error, "", self.path), StorageFailed
+            ):
                 raise failed from error
             raise
         finally:
@@ -504,7 +506,7 @@ class Chain:
         try:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
-            if isinstance(failed := ledger_error(error, ""), StorageFailed):
+            if isinstance(failed := ledger_error(error, "", self.path), StorageFailed):
                 raise failed from error
             raise InvalidInput(
                 "ledger cannot be locked for writing, because another process holds the lock",

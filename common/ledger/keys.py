@@ -33,6 +33,7 @@ from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.public_keys import check_agreement_key, check_identity_key
 from common.reading import parsing
+from common.system_errors import DISK
 
 MAX_KEY_BYTES = 16_384
 
@@ -301,6 +302,8 @@ def _write_private(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> Non
             "key file exists", value=str(path), remedy="keep it; to start with a new key, move this file away first"
         ) from error
     except OSError as error:
+        if error.errno in DISK:
+            raise
         raise InvalidInput(
             "key file cannot be written",
             value=str(path),

@@ -101,7 +101,7 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except (sqlite3.DatabaseError, UnicodeError) as error:
-        raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
+        raise ledger_error(error, f"{path} is not a ledger or is damaged", path) from error
     if application != APPLICATION_ID or "rows" not in tables:
         raise LedgerCorrupt(f"{path} is not a Consilium ledger; to fix: give a ledger's file, NAME.sqlite")
     if ROLES[role] not in tables:
@@ -139,7 +139,7 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
 
 
-def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
+def ledger_error(error: Exception, damaged: str, path: Path | None = None) -> ConsiliumError:
     """Return the error that explains a failure of SQLite: a full disk, a file that cannot be opened, or damage.
 
     A full disk does not count as damage, because everything committed is intact.
@@ -147,6 +147,7 @@ def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
     Args:
         error: SQLite's error.
         damaged: The message if the file itself is damaged.
+        path: The ledger's file; None if the caller does not know it.
 
     Returns:
         The error, for the caller to raise.
@@ -154,8 +155,9 @@ def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes name the call that failed
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         what = "the disk is full" if code == sqlite3.SQLITE_FULL else "the disk is full or failing"
+        where = "file" if path is None else path
         return StorageFailed(
-            f"the ledger cannot be read or written: {what} ({error}); nothing was charged; "
+            f"the ledger {where} cannot be read or written: {what} ({error}); nothing was charged; "
             "to fix: free space on the ledger's disk (`df`); if there is space, check the system's log for disk errors"
         )
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -286,7 +288,7 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
             connection.execute("PRAGMA trusted_schema = OFF")
     except (sqlite3.DatabaseError, UnicodeError) as error:
         connection.close()
-        raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
+        raise ledger_error(error, f"{path} is not a ledger or is damaged", path) from error
     except BaseException:
         connection.close()
         raise

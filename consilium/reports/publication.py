@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.canonical import sha256_file
 from common.errors import InvalidInput, Refused
 from common.ledger.keys import load_signing_key, public_pem
+from common.objects import naming_disk
 from common.witness.memory import FOLDER as WITNESSES
 from consilium.reports.certificate import Sources, issue_certificate
 from server.ledger.backup import backup
@@ -152,7 +153,11 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
     if out.exists() or not out.parent.is_dir():
         raise InvalidInput("archive file", value=str(out), limit="a new file in an existing folder")
     root, ledger, key = workspace.root.absolute(), workspace.ledger_file, load_signing_key(workspace.signing_key_file)
-    with workspace.locked(), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+    with (
+        workspace.locked(),
+        naming_disk(out.parent),
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch,
+    ):
         copy, made = Path(scratch) / "ledger.sqlite", Path(scratch) / "archive"
         backup(ledger, copy)
         others = {path.name for path in root.iterdir()} - {*ARCHIVED, Path(scratch).name}

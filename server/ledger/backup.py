@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from common.errors import InvalidInput
-from common.ledger.sqlite_file import appearing, connect
+from common.ledger.sqlite_file import appearing, connect, ledger_error
 from server.ledger.verify import VerifyReport, verify
 
 
@@ -33,7 +33,8 @@ def backup(ledger: Path, out: Path) -> VerifyReport:
 
     Raises:
         InvalidInput: If ``out`` exists, or its folder does not.
-        LedgerCorrupt: If the copy does not verify; the copy is deleted then.
+        LedgerCorrupt: If the ledger cannot be read or the copy does not verify; the copy is deleted then.
+        StorageFailed: If the disk of the ledger or of the copy is full or fails.
     """
     if out.exists() or not out.parent.is_dir():
         raise InvalidInput(
@@ -47,8 +48,11 @@ def backup(ledger: Path, out: Path) -> VerifyReport:
             closing(connect(ledger, read_only=True)) as source,
             closing(sqlite3.connect(draft, isolation_level=None)) as target,
         ):
-            source.backup(target)
-            target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            try:
+                source.backup(target)
+                target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error as error:
+                raise ledger_error(error, f"the ledger {ledger} cannot be copied", out) from error
         with draft.open("rb") as stream:
             os.fsync(stream.fileno())
         report = verify(draft)

@@ -199,7 +199,7 @@ def verify(
         except LedgerCorrupt as error:
             check.problem(error.row, _without_row(error))
         except (sqlite3.Error, UnicodeError, OverflowError) as error:  # SQLite's own messages may quote damaged bytes
-            if isinstance(failed := ledger_error(error, ""), StorageFailed):
+            if isinstance(failed := ledger_error(error, "", path), StorageFailed):
                 raise failed from error
             check.problem(None, f"the file cannot be read ({type(error).__name__}: {error})")
         return check.report(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -109,3 +110,23 @@ def test_a_case_whose_id_is_no_file_name_is_left_out_and_nothing_is_written_else
     assert (code, maps) == (12, ["c_seg.nii.gz"])
     assert said.count("cannot name a file") == 2
     assert not list(tmp_path.glob("*_seg.nii.gz"))
+
+
+def test_a_prediction_that_finds_no_room_names_the_folder_and_the_same_command_finishes_it_later(
+    tmp_path: Path, predicted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly a part of the label map remained, and the next run refused the case because its file existed."""
+    volume(tmp_path / "images" / "a.nii")
+    with monkeypatch.context() as patched:
+        patched.setattr("nibabel.save", write_a_part)
+        code, said, maps = predicted()
+    assert (code, maps) == (1, [])
+    assert f"No space left on device: '{tmp_path / 'out'}'" in said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == []
+    code, said, maps = predicted()
+    assert (code, maps) == (0, ["a_seg.nii.gz"]), said
+
+
+def write_a_part(_image: object, path: Path) -> None:
+    path.write_bytes(b"\0" * 10)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

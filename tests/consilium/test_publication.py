@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -25,7 +27,7 @@ from consilium.cli.provision import provision_app
 from consilium.cli.student import student_app
 from consilium.cli.study import study_app
 from consilium.reports.model_card import model_card
-from consilium.reports.publication import ARCHIVED
+from consilium.reports.publication import ARCHIVED, archive_study
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.operations import provision
@@ -254,3 +256,17 @@ def test_the_data_of_a_site_that_left_are_deleted_at_the_server_and_the_ledger_v
 
     made.run("2")  # the study goes on without it
     assert (workspace.bundle_dir / "configs" / "metadata.json").exists()
+
+
+def test_an_archive_that_finds_no_room_names_the_folder_and_leaves_nothing_in_it(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tarfile.TarFile.add", full)
+        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'$"):
+            archive_study(workspace, tmp_path / "trial.tar.gz")
+    assert not list(tmp_path.iterdir())
+    archive_study(workspace, tmp_path / "trial.tar.gz")

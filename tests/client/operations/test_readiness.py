@@ -411,7 +411,7 @@ def test_status_on_a_full_disk_reads_the_ledger_or_says_why_not(world: World) ->
     leave_log(world.site / "site-ledger.sqlite")
     done = typed_there()
     assert done.returncode == StorageFailed.exit_code
-    assert "ledger cannot be read or written: the disk is full" in done.stderr, "this command only reads"
+    assert "site-ledger.sqlite cannot be read or written: the disk is full" in done.stderr, "this command only reads"
     assert "free space" in done.stderr
 
 

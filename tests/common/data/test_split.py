@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -283,3 +285,26 @@ def test_the_record_names_every_label_map_that_may_not_shape_a_codec(tmp_path: P
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InvalidInput, match="split"):
         private_label_hashes(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("how", ["copied", "converted"])
+def test_a_split_that_finds_no_room_names_its_folder_and_leaves_nothing_in_it(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly the error named the file that was read, on another disk, and the same command was then refused."""
+    dataset = make(tmp_path)
+    if how == "converted":
+        dataset = replace(dataset, cases=tuple(replace(one, label_map=((0, 0), (1, 1))) for one in dataset.cases))
+    plan, out = plan_split(dataset, COUNTS, seed=1), tmp_path / "split"
+
+    def full(source: object, target: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.copyfile", full)
+        patched.setattr("nibabel.save", full)
+        with pytest.raises(OSError, match=f"No space left on device: '{out}'$"):
+            write_split(plan, dataset, out)
+    assert not out.exists()
+    write_split(plan, dataset, out)
+    assert sorted(path.name for path in out.iterdir()) == ["public", "sites", "split.json", "test", "validation"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import nibabel as nib
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset
 from common.data.synthetic import PhantomImaging, phantom, scanner_of, study_data, write_phantoms
+from common.data.synthetic_tumours import write_tumours
 from common.data.volume import load_label, load_volume
 from common.errors import InvalidInput
 from common.metrics import mean_dice
@@ -144,3 +147,24 @@ def test_the_command_writes_a_dataset_and_prints_json(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert json.loads(result.stdout)["labels"] == ["background", "anterior", "posterior", "lateral"]
     assert len(read_dataset(out).cases) == 2
+
+
+@pytest.mark.parametrize("kind", ["phantoms", "tumours"])
+def test_synthetic_data_that_find_no_room_name_their_folder_and_leave_nothing_in_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly the error named no folder, and the same command was then refused."""
+    out, writes, save = tmp_path / "made", write_phantoms if kind == "phantoms" else write_tumours, nib.save
+    out.mkdir()
+
+    def nearly_full(image: object, path: Path) -> None:
+        save(image, path)
+        if len(list(out.rglob("*.nii.gz"))) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nibabel.save", nearly_full)
+        with pytest.raises(OSError, match=f"No space left on device: '{out}'$"):
+            writes(out, cases=2, seed=0)
+    assert not list(out.iterdir())
+    writes(out, cases=2, seed=0)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.ledger.keys import create_signing_key
+from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.common.ledger.full_disk import leave_log, no_byte_more
@@ -20,7 +24,10 @@ def one_more(world: World, number: int) -> None:
 def test_opening_a_ledger_on_a_full_disk_names_the_disk_and_the_remedy(world: World) -> None:
     path, key = world.path, world.key
     world.ledger.close()
-    with no_byte_more(), pytest.raises(StorageFailed, match=r"disk is full.*nothing was charged.*free space"):
+    with (
+        no_byte_more(),
+        pytest.raises(StorageFailed, match=rf"ledger {path} .*disk is full.*nothing was charged.*free space"),
+    ):
         Ledger.open(path, signing_key=key)
     with Ledger.open(path, signing_key=key):
         pass
@@ -37,13 +44,13 @@ def test_a_ledger_that_nobody_has_open_can_be_read_on_a_full_disk(world: World) 
 def test_a_ledger_whose_newest_rows_are_in_its_log_is_refused_on_a_full_disk_with_the_remedy(world: World) -> None:
     world.ledger.close()
     leave_log(world.path)
-    with no_byte_more(), pytest.raises(StorageFailed, match=r"disk is full.*free space"):
+    with no_byte_more(), pytest.raises(StorageFailed, match=rf"ledger {world.path} .*disk is full.*free space"):
         Ledger.open(world.path)
 
 
 def test_a_charge_that_finds_no_room_charges_nothing_and_goes_through_later(world: World) -> None:
     rows = world.ledger.row_count
-    with no_byte_more(), pytest.raises(StorageFailed, match="free space"):
+    with no_byte_more(), pytest.raises(StorageFailed, match=f"ledger {world.path} .*free space"):
         one_more(world, 1)
     assert world.ledger.row_count == rows
     one_more(world, 1)
@@ -74,3 +81,26 @@ def test_a_damaged_file_is_still_called_damaged_and_one_out_of_reach_is_not(tmp_
         Ledger.open(torn)
     with pytest.raises(InvalidInput, match="does not exist"):
         Ledger.open(tmp_path / "none.sqlite")
+
+
+def test_a_backup_that_finds_no_room_names_the_copys_disk_and_not_the_ledgers(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "elsewhere" / "copy.sqlite"
+    out.parent.mkdir()
+    with no_byte_more(), pytest.raises(StorageFailed, match=f"ledger {out} cannot be.*disk is full"):
+        backup(world.path, out)
+    assert not list(out.parent.iterdir())
+    assert backup(world.path, out).ok
+
+
+def test_a_key_that_finds_no_room_is_an_error_of_the_disk_that_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly the remedy was to check whether the user may write to the folder."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'$"):
+        create_signing_key(tmp_path / "ledger.key")
+    assert not list(tmp_path.iterdir())
