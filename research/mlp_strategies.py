@@ -135,8 +135,8 @@ class MacTerms:
         z_steps: Steps of the coordinates.
         w_steps: Steps of the weights on the noisy quadratic (order 2).
         curvature_clip: Bound of one example's ½∂²T; with it the sum ½Σ∂²T is released as well (order 2).
-        value_bound: Bound of one example's constant; with it the constants' sum is released as a third coefficient,
-            which no optimiser needs.
+        value_bound: Bound of the constant term of one example's T; with it the constants' sum is released as a third
+            coefficient, which no optimiser needs.
         t: Norm bound T. Projects every z and layer input to norm T, so that the corrected analytic sensitivities hold
             too; the smaller of the two bounds is used.
 

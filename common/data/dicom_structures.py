@@ -223,7 +223,7 @@ def _structures(file: Any, names: Mapping[str, int], frame: str) -> list[_Struct
 
 
 def _text(item: Any) -> bytes:
-    """Return the bytes of a contour's numbers. pydicom would make an object of each number."""
+    """Return the bytes of a contour's numbers, because pydicom would make an object of each number."""
     data = item.get_item("ContourData")
     text = data.value if data is not None else b""
     return text if isinstance(text, bytes) else b""

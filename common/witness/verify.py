@@ -23,7 +23,7 @@ class Countersigned:
     """The countersignatures in the notes (signed heads) beside a ledger.
 
     Attributes:
-        rows: Number of the ledger's rows that heads count.
+        rows: Number of the ledger's rows that its heads cover.
         size: Number of rows at the newest countersigned head; 0 if there is none.
         witnesses: Times at which that head was countersigned, by the witness's name.
         known: Number of witnesses whose keys were tried.
