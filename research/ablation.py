@@ -199,7 +199,7 @@ def likeness(images: Float[np.ndarray, "n c x y z"]) -> Float[np.ndarray, "n n"]
     """Return a covariance matrix of the volumes that makes volumes with similar images similar.
 
     Its eigenvectors are the left singular vectors of the centred images, one row for each image. Its eigenvalues sum to
-    1: nine tenths of this are shared in proportion to the third power of the singular values, one tenth equally.
+    1: nine tenths are divided in proportion to the cubes of the singular values, and one tenth equally.
 
     Args:
         images: Public volumes, float [n, c, x, y, z].

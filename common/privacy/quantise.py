@@ -133,8 +133,10 @@ def _vector(code: object) -> Float[np.ndarray, "l"]:
 
 
 def _norm(vector: Float[np.ndarray, "l"]) -> float:
-    """Return a vector's norm in float64, possibly infinite: a norm of scaled values, whose squares cannot over- or
-    underflow. Where numpy's own norm is accurate, the larger of the two is returned.
+    """Return a vector's norm in float64, possibly infinite.
+
+    The values are scaled first, so that no square over- or underflows. Where numpy's own norm is accurate too, the
+    larger of the two is returned.
     """
     peak = float(np.max(np.abs(vector)))
     if peak == 0:
