@@ -131,7 +131,7 @@ class AuditFinding:
     meaning: str
 
     @classmethod
-    def at_most(cls, test: str, measured: float, limit: float, what: str) -> AuditFinding:
+    def at_most(cls, test: str, measured: float, limit: float, what: str, *, slack: float = 0.0) -> AuditFinding:
         """Return the finding of a test that alarms if the measured value is above the limit.
 
         Args:
@@ -139,14 +139,15 @@ class AuditFinding:
             measured: The measured value.
             limit: The largest value without an alarm.
             what: Name of the measured quantity, which is printed after the value.
+            slack: Share of the limit by which rounding may exceed it.
 
         Returns:
             The finding.
         """
-        return cls(test, measured, limit, measured > limit, f"{what}; at most")
+        return cls(test, measured, limit, measured > limit * (1 + slack), f"{what}; at most")
 
     @classmethod
-    def at_least(cls, test: str, measured: float, limit: float, what: str) -> AuditFinding:
+    def at_least(cls, test: str, measured: float, limit: float, what: str, *, slack: float = 0.0) -> AuditFinding:
         """Return the finding of a test that alarms if the measured value is below the limit.
 
         Args:
@@ -154,11 +155,12 @@ class AuditFinding:
             measured: The measured value.
             limit: The smallest value without an alarm.
             what: Name of the measured quantity, which is printed after the value.
+            slack: Share of the limit by which rounding may fall below it.
 
         Returns:
             The finding.
         """
-        return cls(test, measured, limit, measured < limit, f"{what}; at least")
+        return cls(test, measured, limit, measured < limit * (1 - slack), f"{what}; at least")
 
     def __str__(self) -> str:
         return f"{'ALARM' if self.alarm else 'ok'}  {self.test}: {self.measured:.4g} ({self.meaning} {self.limit:.4g})"

@@ -246,9 +246,8 @@ def _noise_on_record(service: Service, life: AuditedRun) -> AuditFinding:
     stds = [row.noise_std for row in life.charged]
     stds += [std for site in life.sites.values() for std in site.accepted.values()]
     least = min(stds, default=service.subject.claimed_noise_std) / service.subject.claimed_noise_std
-    return AuditFinding(
-        "noise in the rows", least, 1.0, least < 1 - _ROUNDING, "smallest σ in any row, in claimed σ; at least"
-    )
+    what = "smallest σ in any row, in claimed σ"
+    return AuditFinding.at_least("noise in the rows", least, 1.0, what, slack=_ROUNDING)
 
 
 def _sums(service: Service, life: AuditedRun) -> list[AuditFinding]:
@@ -280,6 +279,7 @@ def _mu(service: Service, life: AuditedRun) -> list[AuditFinding]:
     spent = study**0.5
     epsilon = claimed_epsilon(spent, subject.limit.delta, accountant=subject.limit.accountant) if spent else 0.0
     share = life.epsilon.get(service.study.id, 0.0) / epsilon if epsilon else 1.0
+    reported = "as the server's ledger reports it, in the ε of what that run released"
     return [
         AuditFinding(
             "μ of what was released",
@@ -288,20 +288,10 @@ def _mu(service: Service, life: AuditedRun) -> list[AuditFinding]:
             spent > subject.claimed_mu * (1 + _ROUNDING),
             "computed from the ledger's rows; claimed",
         ),
-        AuditFinding(
-            "share of a pool's budget",
-            pools,
-            1.0,
-            pools > 1 + _ROUNDING,
-            "largest spent share of a pool's Σμ²; at most",
+        AuditFinding.at_most(
+            "share of a pool's budget", pools, 1.0, "largest spent share of a pool's Σμ²", slack=_ROUNDING
         ),
-        AuditFinding(
-            "reported ε",
-            share,
-            1.0,
-            share < 1 - _ROUNDING,
-            "as the server's ledger reports it, in the ε of what that run released; at least",
-        ),
+        AuditFinding.at_least("reported ε", share, 1.0, reported, slack=_ROUNDING),
     ]
 
 

@@ -271,9 +271,7 @@ def _part(
                     query=query.id,
                     dimension=mechanism.dimension,
                 )
-                part -= (
-                    mask if me == site else np.uint64(0) - mask
-                )  # the two sites of a mask use it with opposite signs
+                part -= mask if me == site else np.uint64(0) - mask  # the two sites use it with opposite signs
             except Refused:  # unusable mask key; an honest site refuses such a roster
                 return False
         parts.append(part.view(np.int64))

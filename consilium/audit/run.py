@@ -245,7 +245,7 @@ class _Audit:
             self._lived()
         shortest = min(len(one) for one in noise)
         if shortest == 0:
-            self._add([AuditFinding("noise", 0, 1, True, "releases in the shortest run; at least")])
+            self._add([AuditFinding.at_least("noise", 0, 1, "releases in the shortest run")])
             return
         size = min(vector.size for one in noise for vector in one)  # differs only if there is a fault
         together = np.array([[vector[:size] for vector in one[:shortest]] for one in noise])
@@ -254,13 +254,8 @@ class _Audit:
         self._add(noise_findings(together, std))
         most = sqrt(float((together.astype(float) ** 2).sum()) / chi2.ppf(ALPHA, together.size))
         mu = self._moved * sqrt(small.study.privacy.charges) / max(most, 1e-300)
-        self._add(
-            [
-                AuditFinding(
-                    MEASURED, mu, small.claimed_mu, mu > small.claimed_mu, "lower bound by the measurements; claimed"
-                )
-            ]
-        )
+        claimed, what = small.claimed_mu, "lower bound by the measurements; claimed"
+        self._add([AuditFinding(MEASURED, mu, claimed, mu > claimed, what)])
 
     # --- helpers
 
@@ -313,14 +308,8 @@ class _Audit:
                 apart = answers[one][0].astype(object) - answers[other][0].astype(object)
                 moved = max(moved, sqrt(sum(int(value) ** 2 for value in apart)))
         self._moved = max(self._moved, moved)
-        share = moved / subject.reach
-        return AuditFinding(
-            "movement",
-            share,
-            1.0,
-            share > 1 + 1e-12,
-            "distance of the answers in two worlds that differ in one unit, in Δ; at most",
-        )
+        what = "distance of the answers in two worlds that differ in one unit, in Δ"
+        return AuditFinding.at_most("movement", moved / subject.reach, 1.0, what, slack=1e-12)
 
     def _lives(self, subject: Subject) -> int:
         return min(MOST_LIVES, max(len(WORLDS), ceil(self.draws / (subject.queries * subject.dimension))))
@@ -349,12 +338,8 @@ def _limit(subject: Subject, releases: float) -> Limit:
 def _same_noise(lives: Iterable[list[np.ndarray]]) -> AuditFinding:
     first, *others = lives
     differing = sum(not _alike(first, other) for other in others)
-    return AuditFinding.at_most(
-        "noise comes from the system's entropy",
-        differing,
-        0,
-        "worlds with the same random bytes whose noise differs",
-    )
+    what = "worlds with the same random bytes whose noise differs"
+    return AuditFinding.at_most("noise comes from the system's entropy", differing, 0, what)
 
 
 def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
