@@ -401,7 +401,7 @@ def _admit(
             "--pool-epsilon, or put the file's newest copy back; if an earlier version of Consilium revoked the site, "
             "create a new study here (`consilium study init`)",
         )
-    if request.site in gone or sha256_bytes(request.node_key.encode()) in {site.key_sha256 for site in left}:
+    if was_revoked or sha256_bytes(request.node_key.encode()) in {one.key_sha256 for one in left}:
         raise InvalidInput(
             "site is registered already, and was revoked",
             value=request.site,
@@ -410,16 +410,16 @@ def _admit(
             remedy="create a new study here (`consilium study init`), which the site joins with `consilium site join`",
         )
     for what, value, taken in (
-        ("site", request.site, entered),
+        ("site", request.site, entered | {node.site for node in others} | {site.name for site in left}),
         ("patient pool", request.pool, {site.pool for site in known}),
         ("key of the replies", books.answer_key, {site.answer_key for site in known}),
         ("node key", request.node_key, {node.key for node in others} | _other_keys(workspace, request.site)),
     ):
-        if value in taken:
+        if value.lower() in {one.lower() for one in taken}:  # files named after two sites must not be one file
             raise InvalidInput(
                 f"{what} is registered already",
                 value=value[:64],
-                limit="a new name, pool and key; no site may use those of another one",
+                limit="a new name, pool and key; no site may use those of another one, even in other letter case",
                 remedy="see `consilium provision list`",
             )
     setup.pool_to_declare(workspace, request.site, request.pool, books=books, pool_epsilon=pool_epsilon)

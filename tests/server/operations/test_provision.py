@@ -739,6 +739,21 @@ def test_two_sites_with_one_key_are_not_both_admitted(tmp_path: Path) -> None:
         approve(workspace, copied, node_id=8)
 
 
+def test_a_name_or_pool_that_differs_from_another_in_letter_case_only_is_not_admitted(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """On some file systems the files named after two such sites are one file, such as the evidence of a dispute."""
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    for place, name, pool, what in (("b", "North", "other", "site is"), ("c", "south", "NORTH", "patient pool is")):
+        other = replace(join(workspace, tmp_path / place, name), pool=pool)
+        with pytest.raises(InvalidInput, match=what):
+            approve(workspace, other, node_id=8)
+    provision.revoke(workspace, "north", unregister=lambda node: None)
+    forget(workspace, "north")
+    with pytest.raises(InvalidInput, match=r"^site is"):
+        approve(workspace, join(workspace, tmp_path / "d", "North"), node_id=8)
+
+
 def test_the_error_for_a_revoked_site_says_revoked_and_not_registered(workspace: Workspace, tmp_path: Path) -> None:
     request = join(workspace, tmp_path, "north")
     approve(workspace, request)
@@ -760,6 +775,19 @@ def test_a_site_that_was_forgotten_is_admitted_no_more_by_its_name_or_its_key(
     other = replace(join(workspace, tmp_path / "b", "south"), node_key=request.node_key)
     with pytest.raises(InvalidInput, match="revoked"):
         approve(workspace, other)
+
+
+def test_a_forgotten_site_is_not_admitted_after_the_list_of_forgotten_sites_was_restored_from_before(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """The ledger has a note of the revocation."""
+    request = join(workspace, tmp_path, "north")
+    approve(workspace, request)
+    provision.revoke(workspace, "north", unregister=lambda node: None)
+    forget(workspace, "north")
+    (workspace.root / "left.json").unlink()
+    with pytest.raises(InvalidInput, match="was revoked"):
+        approve(workspace, request)
 
 
 def test_each_fingerprint_is_printed_with_the_name_of_its_key(workspace: Workspace, tmp_path: Path) -> None:
