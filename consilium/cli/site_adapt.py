@@ -108,6 +108,7 @@ def adapt(
     from client.adapting.adapted import text
     from client.adapting.methods import Method
     from client.adapting.private import adapt_privately
+    from client.policy import load_site
     from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled
     from client.training.command import PrivateOptions
 
@@ -144,7 +145,8 @@ def adapt(
             done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
         say(json_text(done.to_json()) if as_json else done.to_text())
         return
-    if student is None and (site_dir / STUDENT_DIR / STATEMENT).is_file():
+    gated = load_site(site_dir).load_study().gate.verdicts > 0
+    if student is None and (gated or (site_dir / STUDENT_DIR / STATEMENT).is_file()):
         try:
             check_pulled(site_dir)
         except Refused as held:

@@ -124,6 +124,15 @@ def test_a_student_that_is_held_back_is_adapted_with_a_warning_and_never_into_a_
         take(fed, verdict(fed, "site-1"), verdict(fed, "site-2"))
 
 
+def test_where_a_gate_decides_a_student_without_its_statement_is_not_adapted(fed: Federation, tmp_path: Path) -> None:
+    """Its statement says whether it is released. A pull that was killed leaves none."""
+    site = fed.root / "site-1"
+    fed.write_site_files()
+    shutil.copytree(Workspace(fed.root).bundle_dir, site / "student" / "bundle")
+    said = refusal_of(site_app, "adapt", "--site-dir", site, "--data", tmp_path / "none")
+    assert "student pull" in said.remedy
+
+
 def test_a_site_that_has_voted_is_not_told_to_vote_again(fed: Federation) -> None:
     with pytest.raises(Refused, match="send the verdict"):
         pulled(fed, voted=True)
