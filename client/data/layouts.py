@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -266,9 +267,25 @@ def open_dataset(
                 remedy="remove the section from site.toml",
             )
         found = BidsLayout(choice)
-    dataset = named_in_utf8(found.read(directory))
+    dataset = found.read(directory)
+    _check_locale(dataset)
+    dataset = named_in_utf8(dataset)
     table = patients or find_table(directory)
     return dataset if table is None else with_patients(dataset, table)
+
+
+def _check_locale(dataset: Dataset) -> None:
+    """Refuse names that another locale would read differently: the patient would get another slot there."""
+    encoding = sys.getfilesystemencoding()
+    names = [*dataset.listed, *map(dataset.patient_of, dataset.listed)]
+    strange = next((name for name in names if not name.isascii()), None)
+    if encoding != "utf-8" and strange is not None:
+        raise InvalidInput(
+            f"name of a case in a locale that reads file names as {encoding}",
+            value=ascii(strange),
+            limit="ASCII characters, or a locale of UTF-8",
+            remedy="set LC_ALL=C.UTF-8 for all commands of this site, and where you start its daemons",
+        )
 
 
 def named_in_utf8(dataset: Dataset) -> Dataset:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -231,6 +232,19 @@ def test_the_sites_names_are_mapped_to_the_studys_and_nothing_is_guessed(tmp_pat
     ]:
         with pytest.raises(InvalidInput, match=word):
             match_study(found, DATA, labels=bad)
+
+
+def test_a_patients_name_is_refused_in_a_locale_that_reads_it_differently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_nnunet(tmp_path / "set")
+    read = open_dataset(root).listed
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    assert open_dataset(root).listed == read  # ASCII names are the same under every locale
+    for path in [*root.rglob(f"{read[0]}*")]:
+        path.rename(path.with_name(path.name.replace(read[0], "M\u00fcller")))
+    with pytest.raises(InvalidInput, match=r"iso8859-1.*xfcller.*to fix: set LC_ALL=C.UTF-8"):
+        open_dataset(root)
 
 
 @pytest.mark.parametrize("ending", [".nii.gz", ".dcm"])
