@@ -132,6 +132,9 @@ def _checked(kind: Any) -> Any:
             except OSError as error:
                 if error.errno == errno.ELOOP:
                     kind.fail(f"{plain(value)} is a symbolic link that leads to itself: give another path.", param, ctx)
+            if os.path.exists(value) and not os.access(value, os.R_OK):  # click's message has no remedy
+                reason, remedy = explain(OSError(errno.EACCES, os.strerror(errno.EACCES), value))
+                kind.fail(f"{reason}; to fix: {remedy}.", param, ctx)
         elif isinstance(value, str) and any("\ud800" <= one <= "\udfff" for one in value):
             kind.fail(f"{plain(value)} is not UTF-8: type it in UTF-8.", param, ctx)
         return kind.convert(value, param, ctx)

@@ -110,6 +110,16 @@ def test_a_number_written_in_another_way_than_with_plain_digits_is_refused_and_i
         assert _bounded(click.FLOAT).convert(value, None, None) == float(value)
 
 
+def test_a_folder_that_the_user_may_not_read_is_refused_with_who_runs_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may read every folder
+    done = CliRunner().invoke(app, ["site", "status", "--site-dir", str(tmp_path)], env={"COLUMNS": "500"})
+    assert done.exit_code == 2
+    owner = f"give user {os.getuid()}, who runs this command, access, or run the command as the owner."
+    assert done.stderr.endswith(f"Invalid value for '--site-dir': {tmp_path}: Permission denied; to fix: {owner}\n")
+
+
 def accepts(one: click.Parameter, command: click.Command, value: str) -> bool:
     try:
         one.type_cast_value(click.Context(command), [value] if one.multiple else value)
