@@ -355,8 +355,15 @@ class OpenLedger(ABC, Generic[B]):
             self._touched, self._look_from = False, ended + (LOOK_SHARE * took if took > QUICK_S else 0.0)
 
     def _check_head(self) -> None:
+        """Check the signature of the newest head, and that each key signed the row that introduces the next key.
+
+        Without the second check anybody could append a row that introduces a key, and then every other row.
+        """
         head, last = self._chain.head(), self._chain.last
         if last is None or (head.seq, head.hash) != (last.seq, last.hash):
             raise LedgerCorrupt("the newest row is not covered by a signed head", row=head.seq)
-        if head.public_key != self._books.key.at(head.seq) or not head.is_genuine():
-            raise LedgerCorrupt("the newest head's signature is not by the ledger's key", row=head.seq)
+        introduced = [self._chain.row(seq) for seq, _ in self._books.key.history[1:]]
+        for row, signed in (*((row, self._chain.head(row.seq)) for row in introduced), (last, head)):
+            by_key = signed.public_key == self._books.key.at(row.seq) and signed.hash == row.hash
+            if not by_key or not signed.is_genuine():
+                raise LedgerCorrupt("the signature of this row's head is not by the ledger's key", row=row.seq)

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from common.canonical import parse_canonical, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.keys import public_hex
-from common.ledger.records import AlarmRecord, CodeRecord, ReceiptRecord, SupersededRecord
+from common.ledger.records import AlarmRecord, CodeRecord, KeyRecord, ReceiptRecord, SupersededRecord
 from common.ledger.rollback_guard import ServerStanding, SiteLedgerStanding, kept_standing
 from common.ledger.rows import ROLES, Position, Row, SignedHead, check_link
 from common.ledger.sealed_records import MaskedRecord
@@ -314,6 +314,8 @@ class _Check:
                 while head is not None and head[0] <= row.seq:
                     self._check_head(head, row)
                     head = next(heads, None)
+                if isinstance(record, KeyRecord) and (self.head is None or self.head.seq != row.seq):
+                    raise LedgerCorrupt("the key before it did not sign this row, which introduces a key", row=row.seq)
             except LedgerCorrupt as error:
                 self.problem(error.row or row.seq, _without_row(error))
                 return

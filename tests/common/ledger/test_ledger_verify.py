@@ -255,6 +255,20 @@ def test_a_ledger_rewritten_under_another_key_fails_against_the_key_one_knows(tm
     assert report.first_bad_row == 1
 
 
+@pytest.mark.parametrize("deleted", ["seq = {0}", "seq <= {0}"])
+def test_a_key_that_the_key_before_did_not_introduce_is_named(world: World, deleted: str) -> None:
+    """Otherwise anybody could introduce a key of their own and sign all later rows, even of a ledger made up whole."""
+    world.ledger.rotate_key(Ed25519PrivateKey.generate())
+    row = world.ledger.row_count
+    world.ledger.note("signed by the new key")
+    world.ledger.close()
+    path = tampered(world, f"DELETE FROM heads WHERE {deleted.format(row)}")
+    report = verify(path, public_key=world.key.public_key())
+    assert report.first_bad_row == row
+    with pytest.raises(LedgerCorrupt, match=f"row {row}: "):
+        Ledger.open(path)
+
+
 def test_a_key_the_ledger_was_rotated_from_still_anchors_it(world: World) -> None:
     old = world.key.public_key()
     world.ledger.rotate_key(Ed25519PrivateKey.generate())
