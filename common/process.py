@@ -152,8 +152,7 @@ class DaemonSpec:
         log: File for stdout and stderr.
         ready: Called until it returns True; None if staying alive for 0.2 s is enough.
         ready_timeout_s: Seconds in which the daemon must be ready.
-        stop_signal: Signal that asks it to stop.
-        grace_s: Seconds that it has to end after the stop signal, before it is killed.
+        grace_s: Seconds that it has to end after SIGINT, before it is killed.
         show_log: False if its log may mention a site's cases; the log is then never quoted in errors.
     """
 
@@ -165,7 +164,6 @@ class DaemonSpec:
     log: Path
     ready: Callable[[], bool] | None = None
     ready_timeout_s: float = READY_TIMEOUT_S
-    stop_signal: signal.Signals = signal.SIGINT
     grace_s: float = 10.0
     show_log: bool = True
 
@@ -585,14 +583,14 @@ def _child_ended() -> bool:
 def _stop_together(daemons: Sequence[Daemon], *, grace_s: float | None, hurry: Callable[[], bool]) -> frozenset[int]:
     """Stop daemons together, and return the pids of all their processes.
 
-    Each daemon gets its stop signal. Processes that still run after the grace time are killed.
+    Each daemon gets SIGINT. Processes that still run after the grace time are killed.
     """
     started = time.monotonic()
     seen = _all_members(daemons)
     for daemon in daemons:
         if daemon.alive:  # not reaped yet, so the process group's id cannot have been reused
             with contextlib.suppress(OSError):
-                os.killpg(daemon.pid, daemon.spec.stop_signal if grace_s != 0.0 else signal.SIGKILL)
+                os.killpg(daemon.pid, signal.SIGINT if grace_s != 0.0 else signal.SIGKILL)
     for daemon in daemons:
         grace = daemon.spec.grace_s if grace_s is None else grace_s
         while daemon.alive and time.monotonic() - started < grace and not hurry():

@@ -43,12 +43,11 @@ def epsilon_text(epsilon: float, digits: int = 4) -> str:
     return _plain(_up(_checked("epsilon to be written", epsilon), digits))
 
 
-def delta_text(delta: float, digits: int = 3) -> str:
-    """Return δ in at most ``digits`` significant digits, rounded up; the text read back is never below ``delta``.
+def delta_text(delta: float) -> str:
+    """Return δ in at most three significant digits, rounded up; the text read back is never below ``delta``.
 
     Args:
         delta: δ, finite and at least 0.
-        digits: Most significant digits, from 1 to 15.
 
     Returns:
         The text.
@@ -59,7 +58,7 @@ def delta_text(delta: float, digits: int = 3) -> str:
     >>> delta_text(1e-5), delta_text(1.0001e-5)
     ('1e-05', '1.01e-05')
     """
-    return f"{float(_up(_checked('delta to be written', delta), digits)):.{digits}g}"
+    return f"{float(_up(_checked('delta to be written', delta), 3)):.3g}"
 
 
 def noise_text(noise: float | Fraction, digits: int = 6) -> str:

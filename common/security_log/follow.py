@@ -33,6 +33,7 @@ from common.security_log.sinks import Sink
 
 log = logging.getLogger(__name__)
 
+POLL_S = 1.0
 ROWS_AT_ONCE = 500
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 MAX_LINE = 1 << 16
@@ -257,14 +258,13 @@ class LogFollower:
         """
         return sum(self._send_to(target, sink) for target, sink in self._sinks.items())
 
-    def run(self, *, stop: Callable[[float], object], poll_s: float = 1.0) -> None:
+    def run(self, *, stop: Callable[[float], object]) -> None:
         """Call :meth:`step` repeatedly until stopped, and once more at the end.
 
         Args:
             stop: Waits for the given number of seconds; returns True to stop.
-            poll_s: Seconds between two calls.
         """
-        while not stop(poll_s):
+        while not stop(POLL_S):
             self.step()
         self.step()
 

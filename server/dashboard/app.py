@@ -62,7 +62,6 @@ class Options:
         webhook: URL to which a message is posted when an alarm begins or ends; None for no messages.
         oidc: Settings of an OpenID Connect provider that authenticates users besides the local ones.
         log_to: Destinations of the security log, such as ``syslog`` or ``file:PATH``; empty to write none.
-        poll_s: Seconds between two reads of the study's files.
         clock: Monotonic clock in seconds, for sessions and limits.
         now: Returns the current time.
     """
@@ -77,7 +76,6 @@ class Options:
     webhook: str | None = None
     oidc: Settings | None = None
     log_to: tuple[str, ...] = ()
-    poll_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
@@ -117,7 +115,7 @@ def create_app(options: Options) -> FastAPI:
         version=__version__,
         summary="Read the state of a study: budget, sites, ledger, labels, student.",
         dependencies=[Depends(admitted)],
-        lifespan=partial(_lifespan, poll_s=options.poll_s),
+        lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -146,10 +144,10 @@ def create_app(options: Options) -> FastAPI:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI, *, poll_s: float) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: DashboardService = app.state.service
     follower, live = service.follower, app.state.live
-    service.start(poll_s=poll_s, after=lambda: epsilon_curve(follower))  # fills the cache, so that no page waits
+    service.start(after=lambda: epsilon_curve(follower))  # fills the cache, so that no page waits
     task = asyncio.create_task(live.run())
     stop, log = threading.Event(), app.state.security_log
     following = asyncio.create_task(asyncio.to_thread(log.run, stop=stop.wait)) if log is not None else None

@@ -41,6 +41,8 @@ Certifier = Callable[[Path, Path, Path], Sequence[str]]
 Its arguments are the study's directory, the output folder and the folder of the sites' reports.
 """
 
+POLL_S = 1.0
+"""Seconds between two reads of the study's files."""
 FRESH_S = 5.0
 ENDS_SOON = timedelta(days=30)
 MEND = "Restore decisions.jsonl from a backup. Until then every label is shown as undecided, and nobody can decide."
@@ -244,16 +246,15 @@ class DashboardService:
         except (InvalidInput, OSError):
             return ()
 
-    def start(self, *, poll_s: float, after: Callable[[], object]) -> None:
+    def start(self, *, after: Callable[[], object]) -> None:
         """Follow the study's files and send alarms to the webhook, until :meth:`close`.
 
         Args:
-            poll_s: Seconds between two reads of the files.
             after: Called after every read that found a change.
         """
-        self.follower.start(every_s=poll_s, after=after)
+        self.follower.start(every_s=POLL_S, after=after)
         if self.webhook is not None:
-            self.webhook.start(lambda: self.overview().alarms, every_s=max(poll_s, 1.0))
+            self.webhook.start(lambda: self.overview().alarms, every_s=POLL_S)
 
     def spending(self) -> Spending:
         """Return the privacy budget that the study has spent, and the guarantee that holds."""
