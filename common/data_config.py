@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from common.errors import InvalidInput
-from common.names import (
-    check_distinct,
-    check_regions,
-    check_text,
-    comparable,
-    contrast,
-    region_members,
-    region_names,
-)
+from common.names import check_distinct, check_regions, check_text, comparable, contrast, region_members, region_names
 from common.sections import TomlSection, check_types
 
 MAX_GRID_VOXELS = 1 << 24

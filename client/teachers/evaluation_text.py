@@ -8,10 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from client.teachers.evaluation import (
-    MOST_NAMED,
-    Evaluation,
-)
+from client.teachers.evaluation import MOST_NAMED, Evaluation
 from client.teachers.evaluation_input import PARTS
 from client.teachers.fit_of_cases import CHECK
 from common.plain import RESEARCH_ONLY, joined

@@ -17,13 +17,7 @@ from typing import Protocol
 from common.ledger.charges import NOTHING, Spend
 from common.ledger.server_state import ServerBooks
 from common.privacy.accounting import ACCOUNTANTS, MAX_PLD_EPSILON, Guarantee, guarantee, max_mu_squared
-from common.privacy.consent import (
-    group_guarantees,
-    group_sentence,
-    guess_right_at_most,
-    guess_sentence,
-    spent_sentence,
-)
+from common.privacy.consent import group_guarantees, group_sentence, guess_right_at_most, guess_sentence, spent_sentence
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Protection
 

@@ -33,13 +33,7 @@ from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
 from consilium.demo.federation import Federation
 from consilium.demo.options import DemoFolders, DemoOptions, dataset_of
-from consilium.reports.report_facts import (
-    CaseDice,
-    DaemonFact,
-    NamedScore,
-    ReportFacts,
-    SiteFact,
-)
+from consilium.reports.report_facts import CaseDice, DaemonFact, NamedScore, ReportFacts, SiteFact
 from consilium.reports.report_pictures import Picture
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import Released, read_released

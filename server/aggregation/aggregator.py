@@ -31,14 +31,7 @@ from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
 from common.evidence import SiteCodes
 from common.ledger.charges import RosterEntry, charge_of
-from common.messages import (
-    AnyMessage,
-    CodesReply,
-    Offer,
-    OfferReply,
-    Part,
-    Several,
-)
+from common.messages import AnyMessage, CodesReply, Offer, OfferReply, Part, Several
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within

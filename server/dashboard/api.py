@@ -25,25 +25,9 @@ from common.errors import InvalidInput
 from common.ledger.rows import SignedHead
 from common.planes import PlaneName
 from server.dashboard.jobs import JobState
-from server.dashboard.labels import (
-    LabelsPage,
-    LabelView,
-    StudentPage,
-    labels_page,
-    student_page,
-    take_decisions,
-)
+from server.dashboard.labels import LabelsPage, LabelView, StudentPage, labels_page, student_page, take_decisions
 from server.dashboard.live import MOST_STREAMS, LivePages
-from server.dashboard.pictures import (
-    VOXELS,
-    Picture,
-    PictureLayer,
-    VolumeFacts,
-    draw,
-    nifti,
-    read_facts,
-    voxels,
-)
+from server.dashboard.pictures import VOXELS, Picture, PictureLayer, VolumeFacts, draw, nifti, read_facts, voxels
 from server.dashboard.planning import PlannerForm
 from server.dashboard.reports import HospitalReport
 from server.dashboard.rows import (

@@ -37,14 +37,7 @@ from common.clock import Clock, utc_now
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.chain import Chain
-from common.ledger.charges import (
-    PoolDeclaration,
-    ReleaseRecord,
-    RosterEntry,
-    RosterRecord,
-    Spend,
-    StudyTerms,
-)
+from common.ledger.charges import PoolDeclaration, ReleaseRecord, RosterEntry, RosterRecord, Spend, StudyTerms
 from common.ledger.keys import public_hex
 from common.ledger.records import (
     AFTER_ALL_CHARGED,

@@ -15,14 +15,7 @@ from typing import Any
 
 from common.document import Document
 from common.ledger.charges import ReleaseRecord
-from common.ledger.records import (
-    BooksRecord,
-    LostRecord,
-    PoolRecord,
-    RecoveredRecord,
-    ReuseRecord,
-    StudyRecord,
-)
+from common.ledger.records import BooksRecord, LostRecord, PoolRecord, RecoveredRecord, ReuseRecord, StudyRecord
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.security_log.events import KINDS, FoundEvent
 from common.security_log.follow import Known, LedgerSource, LinesSource, Source, daemon_fact, logged_event, utc_time
@@ -77,12 +70,8 @@ def read_row(record: Document) -> tuple[str, Facts] | None:
             facts["sites"] = record.voters // record.query.mechanism.voters_per_site
             return "charge", facts | ({} if record.draw is None else {"draw": record.draw})
         case RecoveredRecord():
-            release = record.release
-            return "charge-recovered", {
-                "study": release.study_id,
-                "query": release.query_id,
-                "site": record.origin,
-            }
+            charged = record.release
+            return "charge-recovered", {"study": charged.study_id, "query": charged.query_id, "site": record.origin}
         case LostRecord():
             return "ledger-restored", {}
         case ReuseRecord():
