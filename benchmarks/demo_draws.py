@@ -32,8 +32,7 @@ from common.metrics import score
 from common.models.fit import predict
 from common.objects import json_bytes
 from common.privacy.mechanism import QuerySpec
-from common.protocols.site_protocol import Encoder
-from common.protocols.vote import vote_of
+from common.protocols.site_protocol import Encoder, vote_of
 from consilium.demo.options import DemoFolders, DemoOptions
 from consilium.demo.run import DemoProgress, Stopwatch, create_demo_study
 from consilium.memory.asked import AnswerInMemory, Asked, answers_to, released

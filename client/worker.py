@@ -66,8 +66,7 @@ from common.messages import (
 from common.peers import Peer
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
-from common.protocols.site_protocol import Encoder, Fetch, ImageOf
-from common.protocols.vote import vote_of
+from common.protocols.site_protocol import Encoder, Fetch, ImageOf, vote_of
 from common.sealing import SealContext, seal
 from common.witness.messages import WitnessRequest
 

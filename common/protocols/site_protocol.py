@@ -1,23 +1,25 @@
-"""Defines the interface of a query protocol at a site.
+"""Defines the interface of a query protocol at a site, and makes a voter's vote from the codes that it returns.
 
 A protocol determines which public volumes a query covers (one, or all of them), and how a voter's codes of these
-volumes become the one code that it sends. The site's worker calls this interface; the server's interface is
-:mod:`server.protocols.query_protocol`. Implementations of both are registered in :mod:`common.protocol_terms`. A
-protocol does not affect the guarantee, because every code that it computes is clipped afterwards.
+volumes become the one code that it sends. The site's worker and a study in memory (:mod:`consilium.memory`) call this
+interface; the server's interface is :mod:`server.protocols.query_protocol`. Implementations of both are registered in
+:mod:`common.protocol_terms`. A protocol does not affect the guarantee, because :func:`vote_of` clips every code that it
+computes. That function refuses codes that are not finite or have another length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 
 from common.codecs.codec import Codec
 from common.config import Study
 from common.errors import InvalidInput
-from common.privacy.mechanism import QuerySpec
+from common.privacy.mechanism import Mechanism, QuerySpec
+from common.privacy.quantise import quantise
 from common.registry import registered
 
 Fetch = Callable[[str], bytes]
@@ -134,3 +136,23 @@ def site_protocol(study: Study) -> SiteProtocol:
     """
     made: SiteProtocol = registered(study.codec.terms.site)()
     return made
+
+
+def vote_of(encoder: Encoder, codes: Sequence[Float[np.ndarray, "l"]], mechanism: Mechanism) -> Int64[np.ndarray, "d"]:
+    """Return one voter's vote on a query: its combined code as integers, clipped. # sensitive
+
+    Args:
+        encoder: The query's encoder, which combines the codes of all its volumes.
+        codes: The voter's unclipped codes of the query's volumes, in the query's order.
+        mechanism: The query's mechanism, which states the clipping norm and the dimension d.
+
+    Returns:
+        int64 array of shape [d], of norm at most ``mechanism.radius_int``.
+
+    Raises:
+        InvalidInput: If a code is not finite, or the combined code has another length than d.
+    """
+    vote = quantise(encoder.of_voter(np.stack(codes)), radius_int=mechanism.radius_int)
+    if vote.shape != (mechanism.dimension,):
+        raise InvalidInput("shape of a voter's code", value=vote.shape, limit=str((mechanism.dimension,)))
+    return vote

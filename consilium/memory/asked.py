@@ -1,8 +1,8 @@
 """Runs a study's queries in memory: every teacher's answer is clipped, quantised, summed, noised and decoded.
 
 ``consilium.ask``, the notebook and the README's example call it. It uses the functions of a site's worker and of the
-server's core: the encoders, :func:`~common.protocols.vote.vote_of`, :func:`~common.privacy.release.noisy_sum` or the
-noise shares of a sealed sum, and the query protocol's queries, labels and controls.
+server's core: the encoders, :func:`~common.protocols.site_protocol.vote_of`, :func:`~common.privacy.release.noisy_sum`
+or the noise shares of a sealed sum, and the query protocol's queries, labels and controls.
 
 Signatures, encryption, masks and ledgers are left out, because they change no number. One person holds every teacher,
 code and noise value, so the result protects nobody. The module refuses a study that publishes volumes with their label
@@ -32,8 +32,7 @@ from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import Mechanism, QuerySpec
 from common.privacy.release import noisy_sum
 from common.privacy.shares import share_std, unmasked
-from common.protocols.site_protocol import Encoder, site_protocol
-from common.protocols.vote import vote_of
+from common.protocols.site_protocol import Encoder, site_protocol, vote_of
 from common.wording import many
 from consilium.memory.given import Teacher, images_given, probabilities_given, sites_given
 from consilium.memory.networks import Controls, Network

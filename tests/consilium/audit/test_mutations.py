@@ -35,7 +35,7 @@ from common.masking import MaskedRoster, Member
 from common.privacy import accounting, calibration, mechanism, quantise, release
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import Budget, QuerySpec, Unit
-from common.protocols import vote
+from common.protocols import site_protocol
 from consilium.audit import sealed as sealed_view
 from consilium.audit.run import DRAWS, audit_service
 from consilium.audit.subject import Subject, stand_in
@@ -306,7 +306,9 @@ def no_clip(patch: Patch) -> None:
 
 def clip_of_the_sum_only(patch: Patch) -> None:
     """Break the clip of single voters: a site's code stays within m·R, but one voter's part exceeds R."""
-    patch.setattr(vote, "quantise", lambda code, *, radius_int: quantise.quantise(code, radius_int=2 * radius_int))
+    patch.setattr(
+        site_protocol, "quantise", lambda code, *, radius_int: quantise.quantise(code, radius_int=2 * radius_int)
+    )
 
 
 def one_code_counts_twice(patch: Patch) -> None:
