@@ -34,7 +34,8 @@ STAYS = (
     "the guarantee for its patients still holds",
     "its name and the hash of its node key, so that neither is admitted again",
     "its countersignatures in `witnesses/`, which prove that no other party's ledger was rolled back",
-    "in SuperLink's database the number of its node, and encrypted messages, until `flower/` is deleted with the study",
+    "in SuperLink's database the name, number and public key of its node, and encrypted messages, until `flower/` is "
+    "deleted with the study",
 )
 
 

@@ -54,7 +54,8 @@ def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
     study = workspace.study()
     found = read_measured(workspace.root, study.id)
     asked = [site.pool for site in workspace.registered()]
-    revoked = [site.pool for site in workspace.revoked()]
+    left = {site.name for site in workspace.left()}
+    revoked = [site.pool for site in workspace.revoked()] + [one.pool for one in ledger.pools() if one.site in left]
     return ledger.study_facts(study, gain=None if found is None else found.measured_gain, asked=asked, revoked=revoked)
 
 

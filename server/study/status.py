@@ -48,7 +48,7 @@ class SiteStatus:
             study.
         spoiled: Number of these charges whose sum was spoiled by some site of the roster, possibly by this one.
         refused: Number of its codes that were refused and counted as zero.
-        revoked: True if its admission was revoked, so that it answers no further query.
+        revoked: True if its admission was revoked, so that it answers no further query. Its records may be deleted.
     """
 
     spent: bool
@@ -398,10 +398,12 @@ def study_status(workspace: Workspace) -> StudyStatus:
         facts = facts_in(ledger, workspace)
         batches = rosters(ledger.answers(study.id))
         registered, head = workspace.registered(), ledger.head().hash
-        revoked = {site.name for site in workspace.revoked()}
+        left = {site.name for site in workspace.left()}
+        revoked = {site.name for site in workspace.revoked()} | left
         spoiled = spoiled_draws(ledger, study)
         asked = question(ledger, study, accepted=accepted_row(workspace))
     pools = {site.name: facts.pools[site.pool] for site in registered if site.pool in facts.pools}
+    pools |= {pool.site: pool for pool in facts.pools.values() if pool.site in left}
     sites = {
         name: SiteStatus(
             spent=name in pools and pools[name].exhausted,

@@ -50,6 +50,7 @@ from server.aggregation.witnessing import Witnesses
 from server.operations.provision import revoke
 from server.study.evaluated import evaluated, figures_on, take_figures
 from server.study.gate import publish_verdicts, take_verdict
+from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.commands import refusal_of, typed
 from tests.exported import exported_study, statement_file
@@ -213,6 +214,10 @@ def test_a_site_that_left_leaves_neither_verdict_nor_figures_nor_witness_behind(
     assert len(countersigned) == len(fed.sites)  # the server's ledger and the other sites', not its own
     assert set(json.loads((workspace.root / "witnesses" / "sites.json").read_text())) == hospitals - {name}
     assert witnesses_of(workspace.ledger_file, role="server").problems == ()
+    status = study_status(workspace)
+    assert status.sites[name].state == "revoked"
+    assert status.sites[name].charged == status.sites[fed.sites[1].name].charged > 0
+    assert status.facts.pools[fed.sites[0].pool].revoked  # it pays for no further query
 
 
 def test_the_model_card_has_the_measured_figures_with_the_signed_files(fed: Federation, tmp_path: Path) -> None:
