@@ -19,7 +19,7 @@ from server.dashboard.event_fold import EventFold
 from server.dashboard.ledger_fold import STANDING_MISSING, LedgerFold, file_stamp
 from server.study.read_facts import measured_files, read_measured
 from server.study.run_state import lives
-from server.study.workspace import Site, Workspace
+from server.study.workspace import LEFT, Site, Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class Follower:
         self.problem: str | None = None
         self.sites: tuple[Site, ...] = ()
         self._revoked: frozenset[str] = frozenset()
+        self._left: frozenset[str] = frozenset()
         self._small: tuple[tuple[int, ...], ...] = ()
         self._gain: MeasuredGain | None = None
         self._facts: tuple[_Seen, StudyFacts] | None = None
@@ -90,7 +91,8 @@ class Follower:
     def facts(self) -> StudyFacts:
         """Return the study's figures, computed from the rows of the ledger that were read so far."""
         asked = tuple(site.pool for site in self.sites)
-        revoked = tuple(site.pool for site in self.sites if site.name in self._revoked)
+        left = (name for name, pool in self.ledger.books.pools.items() if pool.site in self._left)
+        revoked = *(site.pool for site in self.sites if site.name in self._revoked), *left
         seen = self.version, self.doubt, self._gain, asked, revoked
         if self._facts is None or self._facts[0] != seen:
             found = study_facts(
@@ -165,7 +167,7 @@ class Follower:
         root = self.workspace.root
         small = (
             *(root / "sites.json", root / "public.json", self.workspace.codec_file, self.workspace.nodes_file),
-            self.workspace.revoked_file,
+            *(self.workspace.revoked_file, root / LEFT),
             *measured_files(root),
         )
         stamp = tuple(map(file_stamp, small))
@@ -174,10 +176,11 @@ class Follower:
         try:
             sites = self.workspace.registered()
             revoked = frozenset(site.name for site in self.workspace.revoked())
+            left = frozenset(site.name for site in self.workspace.left())
         except (InvalidInput, OSError):
             return False  # the file is being replaced; the next pass reads it
         measured = read_measured(root, self.study.id)
         with self.lock:
-            self._small, self.sites, self._revoked = stamp, sites, revoked
+            self._small, self.sites, self._revoked, self._left = stamp, sites, revoked, left
             self._gain = None if measured is None else measured.measured_gain
         return True

@@ -19,6 +19,7 @@ from server.dashboard.read_model import Follower
 from server.dashboard.views.overview import overview
 from server.ledger.server_ledger import Ledger
 from server.operations import provision
+from server.operations.leaving import forget
 from server.study import create_study as setup
 from server.study.status import study_status
 from server.study.workspace import Site, Workspace
@@ -79,6 +80,18 @@ def test_a_quorum_is_made_of_admitted_sites(workspace: Workspace) -> None:
     assert risk.level == "critical"
     assert re.search("1 of 1 .* 2 .*revoked: site-0, site-1, site-2", risk.title)
     assert "Bring" not in risk.remedy
+
+
+def test_a_forgotten_site_counts_in_no_figure_of_remaining_answers(workspace: Workspace) -> None:
+    for name in ("site-1", "site-2"):
+        revoke(workspace, name)
+    follower = followed(workspace)
+    forget(workspace, "site-0")
+    follower.poll()
+    for facts in (follower.facts(), study_status(workspace).facts):  # too few sites are admitted for the quorum
+        assert facts.pools["pool-0"].revoked
+        assert (facts.pools["pool-0"].can_answer, facts.pools["pool-0"].answers_left) == (False, 0)
+    assert study_status(workspace).sites["site-0"].state == "revoked"
 
 
 def test_pages_show_a_revoked_site_and_no_quorum_with_it(workspace: Workspace, state: Path) -> None:
