@@ -41,7 +41,7 @@ def noise_shares(given, values):
     share = Fraction(math.isqrt(math.ceil(variance * Fraction(4) ** shift) - 1) + 1) / Fraction(2) ** shift
     tail = lambda x: math.erfc(x / float(share) / math.sqrt(2)) / 2
     for word, value in zip(np.frombuffer(unhex(given["entropy"]), "<u8").tolist(), values["noise"], strict=True):
-        k, p = abs(value), ((word >> 1) + 0.5) / 2**64  # last bit: the sign; P's first bit is 0, the others follow
+        k, p = abs(value), ((word >> 1) + 0.5) / 2**64  # lowest bit: the sign; the others: P after its first bit, 0
         assert all((tail(k + 0.5) < p, k == 0 or p < tail(k - 0.5), value == (-k if word & 1 else k)))
     return {"share_std": f"{share.numerator}/{share.denominator}", "noise": values["noise"]}
 
