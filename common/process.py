@@ -251,13 +251,9 @@ class Daemon:
         Calling it again does no harm.
 
         Args:
-            grace_s: Seconds before SIGKILL; ``spec.grace_s`` if None.
+            grace_s: Seconds before SIGKILL; ``spec.grace_s`` if None, 0 for SIGKILL at once.
         """
         _stop_together([self], grace_s=grace_s, hurry=lambda: False)
-
-    def kill(self) -> None:
-        """Send SIGKILL to the daemon and everything it started, at once."""
-        self.stop(grace_s=0.0)
 
 
 class ProcessGroup:

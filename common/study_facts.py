@@ -101,13 +101,6 @@ class StudyFacts:
         return self.unanswered if self.quorum_room is None else min(self.unanswered, self.quorum_room)
 
     @property
-    def fit(self) -> int:
-        """Number of further answers that certainly fit the study's budget. It is 0 if more may have been spent than the
-        ledger shows, or if the study's file is not available.
-        """
-        return 0 if self.spending.doubt else self.room or 0
-
-    @property
     def answers_line(self) -> str:
         """A line with the number of answered, planned and remaining queries."""
         if self.spending.doubt:

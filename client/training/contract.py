@@ -31,14 +31,12 @@ class VoterData:
         classes: Number of labels, background included.
         places: The patient of each scan, as a position among the voter's training patients. Patients without a usable
             scan do not occur. If empty, each scan is a patient of its own.
-        patients: Number of patients assigned to the voter for training.
     """
 
     images: Float[np.ndarray, "n c x y z"] | StoredVolumes
     labels: UInt8[np.ndarray, "n x y z"] | StoredVolumes
     classes: int
     places: tuple[int, ...] = ()
-    patients: int = 0
 
     @property
     def slots(self) -> tuple[int, ...]:

@@ -258,7 +258,6 @@ def _part(slots: Sequence[tuple[LabelledScan, ...]], task: VoterTask) -> VoterDa
         labels=together([one.label for one in examples]) if examples else np.zeros((0, *grid), np.uint8),
         classes=len(task.data.labels),
         places=tuple(place for place, scans in enumerate(slots) for _ in scans),
-        patients=task.training_slots,
     )
 
 

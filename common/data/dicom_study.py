@@ -29,7 +29,6 @@ class DicomSeries:
     """One series: its files sorted by name, and the facts that its headers give."""
 
     uid: str
-    study: str
     description: str
     number: str
     modality: str
@@ -101,7 +100,6 @@ def _series(files: Sequence[tuple[Path, dict[str, str]]]) -> DicomSeries:
     head = files[0][1]
     return DicomSeries(
         uid=head["SeriesInstanceUID"],
-        study=head["StudyInstanceUID"],
         description=head["SeriesDescription"],
         number=head["SeriesNumber"],
         modality=head["Modality"],

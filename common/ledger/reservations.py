@@ -18,7 +18,7 @@ class Reservation:
         query_id: The query's id.
         mechanism: Its mechanism.
         study_id: The study's id.
-        day: UTC date on which the query was charged.
+
         seq: Number of the row that records the acceptance.
         ledger: Id of the server's ledger; empty if the row does not name it.
         sealing_key: Server's sealing key; empty if the row does not name it.
@@ -28,7 +28,6 @@ class Reservation:
     query_id: str
     mechanism: Mechanism
     study_id: str
-    day: str
     seq: int
     ledger: str
     sealing_key: str

@@ -550,7 +550,7 @@ class SiteBooks(RowState):
             self.sealed.draws.setdefault((query.id, draw), False)
         known = self.reservations.get(query.id)
         if known is None or (draw or 0) >= (known.draw or 0):
-            of = query.id, query.mechanism, study.id, row.time_utc[:10], row.seq
+            of = query.id, query.mechanism, study.id, row.seq
             self.reservations.hold(Reservation(*of, ledger, sealing_key, draw))
 
     def _in_lost_row(self, record: ReleaseRecord, *, left: Fraction, study: StudyTerms) -> bool:

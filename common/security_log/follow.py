@@ -268,11 +268,6 @@ class LogFollower:
             self.step()
         self.step()
 
-    @property
-    def failing(self) -> tuple[str, ...]:
-        """Targets that did not accept their last line."""
-        return tuple(self._failing)
-
     def _send_to(self, target: str, sink: Sink) -> int:
         wait_s, due = self._due.get(target, (0.0, 0.0))
         if time.monotonic() < due:

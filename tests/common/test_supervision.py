@@ -116,7 +116,7 @@ def test_waits_double_up_to_a_minute_and_start_over_after_a_steady_time(world: W
     world.now += 121.0
     supervisor.step()
     (world.folder / "steady").unlink()
-    world.group.daemons[0].kill()
+    world.group.daemons[0].stop(grace_s=0.0)
     world.until(supervisor, lambda: len(world.of("daemon-ended")) == 7)
     assert world.of("daemon-ended")[-1]["again_in_s"] == 5
 

@@ -231,9 +231,7 @@ def test_a_private_voter_left_without_weights_by_an_earlier_version_is_trained(
 @pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
 @pytest.mark.parametrize("voxel", [np.nan, np.inf, 3e38])
 def test_no_voxel_can_end_a_private_training_without_weights(strategy: str, voxel: float) -> None:
-    part = VoterData(
-        np.full((3, 1, 16, 16, 16), voxel, np.float32), np.ones((3, 16, 16, 16), np.uint8), 3, (0, 1, 2), 3
-    )
+    part = VoterData(np.full((3, 1, 16, 16, 16), voxel, np.float32), np.ones((3, 16, 16, 16), np.uint8), 3, (0, 1, 2))
     journal = TrainingJournal(settings(strategy).plan(patients=3))
     done = train_privately(part, RECIPE, settings(strategy), journal, seed=0)
     assert (done.steps, journal.left) == (3, 0)
@@ -249,7 +247,7 @@ def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(
     """The step number decides the noise. Patches, weight samples, turns and Adam's state continue after the stop."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, (4, 16, 16, 16)).astype(np.uint8)
-    part = VoterData(rng.normal(labels[:, None], 0.5).astype(np.float32), labels, 3, (0, 0, 1, 3), 4)
+    part = VoterData(rng.normal(labels[:, None], 0.5).astype(np.float32), labels, 3, (0, 0, 1, 3))
     given = settings(strategy, scans=2, sampling=Sampling.FIXED_PARTITION)
     plan = replace(given, steps=4).plan(patients=4)
     recipe = replace(RECIPE, patch=(8, 8, 8))
@@ -305,7 +303,7 @@ def test_steps_that_a_kill_lost_are_told_from_those_that_moved_the_weights(datas
 def test_an_empty_slot_stays_in_n_and_two_scans_of_a_patient_are_one_example(dataset: Dataset, tmp_path: Path) -> None:
     task = tasks(dataset, tmp_path / "t", settings(), voters=1)[0]
     assert private_trainer(task).patients == task.training_slots == 5
-    part = VoterData(np.zeros((3, 1, 16, 16, 16), np.float32), np.zeros((3, 16, 16, 16), np.uint8), 3, (0, 0, 4), 5)
+    part = VoterData(np.zeros((3, 1, 16, 16, 16), np.float32), np.zeros((3, 16, 16, 16), np.uint8), 3, (0, 0, 4))
     assert part.slots == (0, 0, 4)
     journal = TrainingJournal(settings().plan(patients=5))
     done = train_privately(part, RECIPE, settings(), journal, seed=0)
