@@ -36,6 +36,7 @@ from common.config import TrainingConfig
 from common.data.access import check_still_there, why_unread
 from common.data.dataset import Problem
 from common.data.dicom_structures import is_structure_set
+from common.data.memory import free_memory_bytes, measured_before
 from common.data.patients import content_hash
 from common.data.volume import load_example
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read, together
@@ -211,6 +212,7 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
     problems: list[Problem] = []
     cases = {case.id: case for case in task.cases}
     known = {problem.case: problem for problem in task.known}
+    free = free_memory_bytes()  # scans kept from one patient must not decide which scans of another are too large
     for scan in (scan for _, scans in task.patients for scan in scans):
         case = cases.get(scan)
         if case is None or case.label is None:
@@ -226,7 +228,8 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
             )
             continue
         try:
-            example = load_example(case, task.data)
+            with measured_before(free):
+                example = load_example(case, task.data)
             hashes = [content_hash(path) for path in (*case.images, case.label)]
             if case.channel_order or case.label_map:
                 hashes.append(repr((case.channel_order, case.label_map)))

@@ -29,8 +29,11 @@ from client.training.private.teachers import train_privately
 from client.training.private.trainer import planned_charge, private_trainer
 from client.training.site import plan_site, site_report
 from client.training.task import VoterTask
+from client.training.voter import load_scans
 from common.config import TrainingConfig
+from common.data import memory, volume
 from common.data.msd import Case, Dataset, write_dataset
+from common.data.volume_cache import VolumeCache
 from common.errors import InvalidInput
 from common.ledger.teacher_records import TrainingRecord
 from common.models.fit import predict
@@ -308,6 +311,19 @@ def test_an_empty_slot_stays_in_n_and_two_scans_of_a_patient_are_one_example(dat
     journal = TrainingJournal(settings().plan(patients=5))
     done = train_privately(part, RECIPE, settings(), journal, seed=0)
     assert done.event.steps == journal.plan.event.steps
+
+
+def test_memory_that_one_patients_scan_takes_leaves_out_no_other_patients_scan(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free memory limits a scan's size. Here it is used up after the first look at it."""
+    measured = iter([1 << 50])
+    monkeypatch.setattr(volume, "SMALL_VOXELS", 1000)
+    monkeypatch.setattr(memory, "_machine", lambda _meminfo: next(measured, 1))
+    (task,) = tasks(dataset, tmp_path / "t", settings(), voters=1)
+    with VolumeCache(tmp_path / "cache") as cache:
+        usable, problems = load_scans(task, cache)
+    assert (len(usable), problems) == (6, ())
 
 
 @pytest.fixture
