@@ -357,13 +357,15 @@ def rotate_sealing_key_command(
     from common.objects import write_atomically
     from common.sealing_rotation import rotate_sealing_key, sealing_notice
 
-    path = study_dir / "keys" / "sealing.key"
-    signing_key = load_signing_key(Workspace(study_dir).signing_key_file)
+    workspace = Workspace(study_dir)
+    path, signing_key = workspace.sealing_key_file, load_signing_key(workspace.signing_key_file)
     earlier = () if lost is None else (check_hash(lost),)
-    if lost is not None:
-        create_sealing_key(path)
-    elif not again:
-        rotate_sealing_key(path)
+    if lost is not None or not again:
+        with workspace.locked():  # a run cannot decrypt codes that sites encrypt to a key made after the run began
+            if lost is None:
+                rotate_sealing_key(path)
+            else:
+                create_sealing_key(path)
     notice = sealing_notice(path, signing_key=signing_key, lost=earlier)
     write_atomically(out, notice.render().encode())
     say(f"codes are sealed to {notice.sealing_key} from now on; {out}: the notice for every site")

@@ -18,6 +18,8 @@ from common.errors import InvalidInput
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, public_hex
 from common.sealing_rotation import SealingNotice, load_sealing_keys, rotate_sealing_key, sealing_notice
 from consilium.cli.ledger import app as ledger_app
+from server.study.locks import StudyBusy
+from server.study.workspace import Workspace
 from tests.commands import typed
 from tests.federation import Federation, make_study
 
@@ -135,6 +137,21 @@ def test_a_lost_sealing_key_is_replaced_and_sites_are_told(fed: Federation) -> N
     use_keys(fed)
     run_batches(fed, 1)
     assert fed.events("code-refused") == []
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_no_sealing_key_is_made_while_a_run_that_cannot_know_it_is_active(fed: Federation, lost: bool) -> None:
+    """The run would refuse the codes of sites that took the notice, and count them as zero."""
+    path, kept = fed.root / "keys" / "sealing.key", fed.root / "notice.json"
+    old = public_hex(load_sealing_key(path))
+    if lost:
+        path.unlink()
+    words = ["rotate-sealing-key", fed.root, "--out", kept, *(["--lost", old] if lost else [])]
+    with Workspace(fed.root).locked(), pytest.raises(StudyBusy, match="`consilium study stop`"):
+        typed(ledger_app, *words)
+    assert not kept.exists()
+    assert path.exists() is not lost
+    assert lost or public_hex(load_sealing_key(path)) == old
 
 
 @pytest.mark.parametrize("mistake", [["--out", "file/notice.json"], ["--out", "notice.json", "--lost", "no key"]])
