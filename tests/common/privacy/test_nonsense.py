@@ -271,7 +271,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: figures.epsilon_text(-1 if x in (0, math.inf) else x),  # both are written
         lambda x: figures.epsilon_text(1.0, x),
     ],
-    "figures.delta_text": [lambda x: figures.delta_text(x or -1), lambda x: figures.delta_text(1e-5, x)],
+    "figures.delta_text": [lambda x: figures.delta_text(x or -1)],
     "figures.noise_text": [
         lambda x: figures.noise_text(-1 if x == 0 else x),  # 0 is written
         lambda x: figures.noise_text(1.0, x),

@@ -319,7 +319,7 @@ def test_memory_that_one_patients_scan_takes_leaves_out_no_other_patients_scan(
     """Free memory limits a scan's size. Here it is used up after the first look at it."""
     measured = iter([1 << 50])
     monkeypatch.setattr(volume, "SMALL_VOXELS", 1000)
-    monkeypatch.setattr(memory, "_machine", lambda _meminfo: next(measured, 1))
+    monkeypatch.setattr(memory, "_machine", lambda _meminfo, _what: next(measured, 1))
     (task,) = tasks(dataset, tmp_path / "t", settings(), voters=1)
     with VolumeCache(tmp_path / "cache") as cache:
         usable, problems = load_scans(task, cache)
