@@ -6,7 +6,7 @@ It reads every party's data, which no party of a real study can do. None of its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -76,11 +76,12 @@ class TestedReferences:
     mean_shape: Score
 
 
-def score_teachers(places: DemoFolders) -> TestedReferences:
+def score_teachers(places: DemoFolders, *, on_volume: Callable[[], None]) -> TestedReferences:
     """Score teachers and mean shape on the test cases. This needs no result of the study, so both can run at once.
 
     Args:
         places: The demo's folders.
+        on_volume: Called before each prediction; an error that it raises ends the scoring.
 
     Returns:
         The test cases and the scores.
@@ -89,7 +90,7 @@ def score_teachers(places: DemoFolders) -> TestedReferences:
     test = list(read_dataset(places.split / "test").labelled)
     images = [load_volume(case.image, study.data).image for case in test]
     truths = [_label(case, study) for case in test]
-    teachers, sums = _teachers(places, study, images, truths)
+    teachers, sums = _teachers(places, study, images, truths, on_volume)
     scored = partial(_score, truths=truths, structures=study.data.members, spacing_mm=study.data.spacing_mm)
     ensemble, mean_shape = [_hard(total) for total in sums], _hard(_mean_shape(places, study))
     return TestedReferences(test, images, truths, teachers, scored(ensemble), scored([mean_shape] * len(truths)))
@@ -99,6 +100,7 @@ def report_facts(
     places: DemoFolders,
     tested: TestedReferences,
     *,
+    on_volume: Callable[[], None],
     source: Path,
     options: DemoOptions,
     federation: Federation | None,
@@ -110,6 +112,7 @@ def report_facts(
     Args:
         places: The demo's folders.
         tested: The test cases and the teachers' scores.
+        on_volume: Called before each prediction; an error that it raises ends the scoring.
         source: The dataset.
         options: The demo's options.
         federation: The daemons; None for a simulation.
@@ -125,7 +128,10 @@ def report_facts(
     test, images, truths = tested.cases, tested.images, tested.truths
     scores = kept_scores(workspace)
     student = load_student(study, workspace.student_dir)
-    maps = [predict(student, image) for image in images]
+    maps = []
+    for image in images:
+        on_volume()
+        maps.append(predict(student, image))
     predictions = [_hard(one) for one in maps]
     cases = [
         CaseDice(case.id, mean_present(dice), dice)
@@ -181,7 +187,11 @@ def report_facts(
 
 
 def _teachers(
-    places: DemoFolders, study: Study, images: Sequence[np.ndarray], truths: Sequence[np.ndarray]
+    places: DemoFolders,
+    study: Study,
+    images: Sequence[np.ndarray],
+    truths: Sequence[np.ndarray],
+    on_volume: Callable[[], None],
 ) -> tuple[list[NamedScore], list[np.ndarray]]:
     """Return every teacher's score, and for each image the sum of all teachers' probabilities."""
     classes = len(study.data.labels)
@@ -189,7 +199,10 @@ def _teachers(
     teachers = []
     for name in sorted(folder.name for folder in places.sites.iterdir() if (folder / "teachers").is_dir()):
         site_teachers = Teachers.load(places.sites / name / "teachers")
-        votes = [list(site_teachers.predict(image)) for image in images]
+        votes = []
+        for image in images:
+            on_volume()
+            votes.append(list(site_teachers.predict(image)))
         for voter in range(len(site_teachers.models)):
             maps = [probabilities for vote in votes if (probabilities := vote[voter]) is not None]
             if not maps:  # no teacher for this voter

@@ -18,14 +18,14 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from client.data.case_checks import readable
@@ -131,6 +131,7 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
             facts = report_facts(
                 places,
                 tested.result(),
+                on_volume=check,
                 source=study.source,
                 options=options,
                 federation=federation,
@@ -139,41 +140,50 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
             )
         write_report(out, facts)
 
-    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(SCORING_NICENESS,)) as beside, ExitStack() as stack:
-        if options.simulated:
-            sites = study.publish()
-            study.train(sites)
-            tested = beside.submit(score_teachers, places)
-            with seconds.stage("study run"):
-                simulate(workspace, sites, on_event=watch.event)
-            report = beside.submit(reported)
-        else:
-            group = stack.enter_context(serving(workspace))
-            show: Callable[[], None] = lambda: None  # noqa: E731
-            if show_dashboard:
-                show = stack.enter_context(dashboard(workspace.root, places.dashboard, say=watch.say))
-
-            def enrol() -> str:
-                enrolled(group, workspace, sites, on_step=watch.say)
-                watch.say("a stranger")
-                return refuse_stranger(group, workspace)
-
-            with ThreadPoolExecutor(1) as opening:  # this thread ends before the daemons stop, even after an error
-                shown = opening.submit(show)
+    with _one_thread(niceness=SCORING_NICENESS) as (beside, check):
+        with ExitStack() as stack:
+            if options.simulated:
                 sites = study.publish()
-                enrolling = opening.submit(enrol)
                 study.train(sites)
-            shown.result()
-            with seconds.stage("federation"):
-                join = joined(group, workspace, sites, refusal=enrolling.result(), on_step=watch.say)
-                federation = stack.enter_context(join)
-            tested = beside.submit(score_teachers, places)  # while the study waits for messages
-            with seconds.stage("study run"):
-                supervise(workspace, on_event=watch.event, check=federation.group.check)
-            report = beside.submit(reported)  # while a hospital scores the student and the daemons stop
-            with seconds.stage("student home"), _another_process() as process:
-                process.submit(_take_home, next(iter(sites.values()))).result()
-    report.result()
+                tested = beside.submit(score_teachers, places, on_volume=check)
+                with seconds.stage("study run"):
+                    simulate(workspace, sites, on_event=watch.event)
+                report = beside.submit(reported)
+            else:
+                group = stack.enter_context(serving(workspace))
+                show: Callable[[], None] = lambda: None  # noqa: E731
+                if show_dashboard:
+                    show = stack.enter_context(dashboard(workspace.root, places.dashboard, say=watch.say))
+
+                with _one_thread() as (
+                    opening,
+                    check_enrolling,
+                ):  # it ends before the daemons stop, even after an error
+
+                    def enrol() -> str:
+                        def say_next(step: str) -> None:
+                            check_enrolling()
+                            watch.say(step)
+
+                        enrolled(group, workspace, sites, on_step=say_next)
+                        say_next("a stranger")
+                        return refuse_stranger(group, workspace)
+
+                    shown = opening.submit(show)
+                    sites = study.publish()
+                    enrolling = opening.submit(enrol)
+                    study.train(sites)
+                shown.result()
+                with seconds.stage("federation"):
+                    join = joined(group, workspace, sites, refusal=enrolling.result(), on_step=watch.say)
+                    federation = stack.enter_context(join)
+                tested = beside.submit(score_teachers, places, on_volume=check)  # while the study waits for messages
+                with seconds.stage("study run"):
+                    supervise(workspace, on_event=watch.event, check=federation.group.check)
+                report = beside.submit(reported)  # while a hospital scores the student and the daemons stop
+                with seconds.stage("student home"), _another_process() as process:
+                    process.submit(_take_home, next(iter(sites.values()))).result()
+        report.result()
     return out / "report.html"
 
 
@@ -431,6 +441,33 @@ def _publish(places: DemoFolders, options: DemoOptions, hospitals: int, watch: D
             )
         if published is not None:
             published.result()  # raises the error of a case that cannot be read
+
+
+@contextmanager
+def _one_thread(*, niceness: int = 0) -> Iterator[tuple[ThreadPoolExecutor, Callable[[], None]]]:
+    """Run work beside a with-block in one thread, and make this work end early if the block fails or is interrupted.
+
+    Args:
+        niceness: Niceness of the thread.
+
+    Yields:
+        The thread's executor, and a function that the work calls now and then. After an error in the block this
+        function raises CancelledError, and work that waits is not begun.
+    """
+    ended = Event()
+
+    def check() -> None:
+        if ended.is_set():
+            raise CancelledError
+
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(niceness,)) as thread:
+        try:
+            yield thread, check
+            thread.shutdown()
+        except BaseException:
+            ended.set()
+            thread.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _another_process() -> ProcessPoolExecutor:
