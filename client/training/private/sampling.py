@@ -107,17 +107,18 @@ class FixedPartition:
         return np.sort(order[step % self.batches :: self.batches])
 
 
-def sampler_for(event: TrainingEvent, *, patients: int, key: bytes) -> Sampler:
+def sampler_for(event: TrainingEvent, *, patients: int, key: bytes, entropy: Entropy = os.urandom) -> Sampler:
     """Return the sampler that a privacy event assumes: Poisson sampling, or a fixed partition.
 
     Args:
         event: The planned event.
         patients: Number of slots n.
         key: Key of a fixed partition.
+        entropy: Source of random bytes for Poisson sampling.
 
     Returns:
         The sampler.
     """
     if event.sampling is Sampling.POISSON:
-        return PoissonSampler(patients, event.rate)
+        return PoissonSampler(patients, event.rate, entropy)
     return FixedPartition(patients, event.rate.denominator, key)
