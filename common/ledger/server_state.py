@@ -507,8 +507,10 @@ class ServerBooks(RowState):
                 raise InvalidInput(
                     "reused answer", value=query_id, limit="an answer of another study that was not listed before"
                 )
-            release = self.releases[query_id]
-            self.check_release(release.roster, release.mechanism, self.studies[record.study_id])
+            if len(self.releases[query_id].roster) < self.studies[record.study_id].quorum:
+                raise InvalidInput("roster of a reused answer", limit="at least as many sites as the study's quorum")
+            if self.releases[query_id].mechanism.colluders != self.studies[record.study_id].colluders:
+                raise InvalidInput("colluders of a reused answer", limit="the number in the study's terms")
             planned = charge or self.plan_reuse(query_id, study_id=record.study_id)
             if isinstance(planned, ExceededLimit):
                 raise InvalidInput(f"the reused answer exceeds a limit ({planned.reason}) of pool {planned.pool!r}")
