@@ -17,6 +17,7 @@ was charged for a private training already.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from client.site.books import writing_teachers
 from client.teachers.pulled_student import STUDENT_DIR, check_pulled, pulled_statement
 from client.training.command import PrivateOptions
 from client.training.private.charge import charge_adapted, record_adapted
-from client.training.private.settings import STRATEGIES
+from client.training.private.settings import STRATEGIES, PrivateSettings
 from client.training.private.teachers import check_network
 from client.training.site import scans_in_slots, seated
 from client.training.task import VoterReport, VoterTask
@@ -38,7 +39,7 @@ from client.training.voter import is_finished, train_voter
 from common.bundle_archive import to_archive
 from common.canonical import digest, sha256_bytes
 from common.config import Study
-from common.data.dataset import Problem
+from common.data.dataset import Dataset, PatientIdentity, Problem
 from common.errors import SAME_VERSION, InvalidInput
 from common.models.bundle_configs import inference, metadata_of
 from common.models.bundle_facts import BundlePrivacy, LibraryVersions
@@ -54,6 +55,8 @@ from common.models.student_bundle import (
     write_bundle,
 )
 from common.plain import RESEARCH_ONLY
+from common.privacy.consent import warn_about
+from common.privacy.mechanism import Unit
 from common.reading import lenient_json
 from common.wording import many
 
@@ -70,6 +73,7 @@ class PrivatelyAdapted:
         strategy: The private strategy.
         report: The training's report, with its guarantees.
         student: The student's own privacy cost, in words.
+        identity: What counts as one patient of the guarantees.
         problems: Cases left out.
     """
 
@@ -77,6 +81,7 @@ class PrivatelyAdapted:
     strategy: str
     report: VoterReport
     student: str
+    identity: PatientIdentity
     problems: tuple[Problem, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -88,6 +93,7 @@ class PrivatelyAdapted:
             "guarantees": list(self.report.guarantees),
             "student": self.student,
             "patients": self.report.trained_on,
+            "patient_identity": str(self.identity),
             "steps": self.report.steps,
             "problems": [problem.to_json() for problem in self.problems],
         }
@@ -96,6 +102,7 @@ class PrivatelyAdapted:
         """Return the result as text."""
         lines = [f"{self.bundle}: this network may leave the hospital, with these guarantees:"]
         lines += [f"  for each patient of this training: {one}" for one in self.report.guarantees]
+        lines += [f"  {self.identity.sentence}"]
         lines += [f"  of the student that it began from: {self.student}"]
         lines += [f"{many(len(self.problems), 'case')} left out"] if self.problems else []
         return "\n".join(
@@ -104,7 +111,13 @@ class PrivatelyAdapted:
 
 
 def adapt_privately(
-    site_dir: Path, private: PrivateOptions, *, again: bool, out: Path | None, progress: Progress
+    site_dir: Path,
+    private: PrivateOptions,
+    *,
+    again: bool,
+    out: Path | None,
+    progress: Progress,
+    on_warning: Callable[[str], None],
 ) -> PrivatelyAdapted:
     """Train a network that may leave the hospital, beginning from the pulled student, and charge the training.
 
@@ -114,6 +127,8 @@ def adapt_privately(
         again: True to train and charge again patients who were already charged for a private training.
         out: Folder into which the bundle's folder is written; by default in the site's directory.
         progress: Opens the progress display.
+        on_warning: Called before the charge with each warning: δ is not small compared with 1 / patients, or one scan
+            occurs under two patients.
 
     Returns:
         The bundle and its guarantees.
@@ -163,14 +178,23 @@ def adapt_privately(
                 value=str(target),
                 remedy="choose another folder with --out, and add --again: patients are charged for each training",
             )
+        for warning in _warnings(found.dataset, task, settings):
+            on_warning(f"warning: {warning}")
         task.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         charge_adapted(site_dir, task, again=again, identity=found.dataset.patient_identity)
         with progress(task.steps) as show:
             outcome = train_voter(task, on_step=as_increments(show))
         record_adapted(site_dir, task)
-        result = PrivatelyAdapted(target, private.strategy, outcome.report, cost.sentence(), outcome.problems)
+        identity = found.dataset.patient_identity
+        result = PrivatelyAdapted(target, private.strategy, outcome.report, cost.sentence(), identity, outcome.problems)
         _write(target, task, result, study, config.site)
     return result
+
+
+def _warnings(dataset: Dataset, task: VoterTask, settings: PrivateSettings) -> list[str]:
+    """Return the reasons why the training's guarantee may protect a person less than it seems."""
+    large = warn_about(settings.delta, unit=Unit.PATIENT, units=task.training_slots)
+    return [*([] if large is None else [large]), *(pair.sentence for pair in dataset.doubled)]
 
 
 def _proven(site_dir: Path) -> BundlePrivacy:
@@ -212,9 +236,9 @@ def _is_ours(directory: Path) -> bool:
 def _write(target: Path, task: VoterTask, result: PrivatelyAdapted, study: Study, site: str) -> None:
     guarantees = "; ".join(result.report.guarantees)
     statement = (
-        f"Trained on patients of {site} with {task.trainer}, with this guarantee for each of them: {guarantees}. The "
-        f"training began from the student of the study {study.name}, whose own guarantee is: {result.student}. For a "
-        "patient who took part in both, the two compose."
+        f"Trained on patients of {site} with {task.trainer}, with this guarantee for each of them: {guarantees}. "
+        f"Here, {result.identity.sentence}. The training began from the student of the study {study.name}, whose own "
+        f"guarantee is: {result.student}. For a patient who took part in both, the two compose."
     )
     facts = {
         "may_leave": True,

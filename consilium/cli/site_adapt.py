@@ -142,7 +142,9 @@ def adapt(
             noise_multiplier=noise_multiplier,
         )
         with interruptible():
-            done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
+            done = adapt_privately(
+                site_dir, asked, again=again, out=out, progress=_steps, on_warning=lambda text: say(text, err=True)
+            )
         say(json_text(done.to_json()) if as_json else done.to_text())
         return
     gated = load_site(site_dir).load_study().gate.verdicts > 0

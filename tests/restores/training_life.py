@@ -231,7 +231,9 @@ class Hospital:
             patch.setattr(leaving, "train_voter", lambda task, on_step: self._voter(task, left, on_step))
             patch.setattr(leaving, "_write", _bundle)
             try:
-                leaving.adapt_privately(self.site, PRIVATE, again=again, out=out, progress=lambda steps: _shown())
+                leaving.adapt_privately(
+                    self.site, PRIVATE, again=again, out=out, progress=lambda steps: _shown(), on_warning=print
+                )
             except Killed:
                 return
 

@@ -114,6 +114,35 @@ def test_the_network_says_what_it_cost_and_the_ledger_has_the_charge(site: Path)
     assert open_bundle(bundle).data.labels == ("background", "body")
 
 
+def test_the_network_says_what_counts_as_one_patient_of_its_guarantee(site: Path) -> None:
+    """A person with two files counts as two patients if no table names them, and is then protected less."""
+    done = typed(site_app, "adapt", "--site-dir", site, *DP)
+    sentence = "no table says which patient a file belongs to, so every file counts as a patient of its own"
+    assert sentence in done.stdout
+    assert f"Here, {sentence}." in privacy_of(site / "adapted" / "dp-sgd-may-leave-site-0")["statement"]
+    assert adapted(site, *DP)["patient_identity"] == "file"
+
+
+def test_a_weak_guarantee_of_a_network_that_may_leave_is_warned_about_before_its_charge(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(site / "raw" / "c0.nii.gz", site / "data" / "imagesTr" / "c3.nii.gz")
+    warned: list[str] = []
+
+    def charge(_site: Path, task: VoterTask, **_of: object) -> None:
+        raise Planned(task)
+
+    monkeypatch.setattr(private, "charge_adapted", charge)
+    weak = PrivateOptions("dp-sgd", epsilon=1.0, delta=0.2, steps=2)
+    with pytest.raises(Planned):
+        private.adapt_privately(
+            site, weak, again=False, out=None, progress=lambda _steps: nullcontext(print), on_warning=warned.append
+        )
+    assert [text.split(":")[0] for text in warned] == ["warning"] * 2
+    assert "δ = 0.2 is above 1/(10 · 4 patients)" in warned[0]
+    assert "c3 has the same scan or label map as c0, of another patient" in warned[1]
+
+
 def test_the_training_begins_at_the_student_that_was_signed(site: Path) -> None:
     """With a learning rate near zero the training returns the student's own weights, with noise or without."""
     result = adapted(site, *DP, "--learning-rate", "1e-12")
@@ -232,7 +261,7 @@ def test_a_patient_who_comes_or_goes_moves_no_other_patient_of_a_network_that_ma
 
     def slots() -> dict[str, int]:
         with pytest.raises(Planned) as caught:
-            private.adapt_privately(site, options, again=False, out=None, progress=whole)
+            private.adapt_privately(site, options, again=False, out=None, progress=whole, on_warning=print)
         return {name: slot for slot, (name, _) in enumerate(caught.value.task.patients)}
 
     def plan(_site: Path, task: VoterTask, **_of: object) -> None:
