@@ -150,7 +150,7 @@ class DaemonSpec:
         env: The whole environment; start from :func:`base_env`.
         cwd: Working directory.
         log: File for stdout and stderr.
-        ready: Called until it returns True; None if staying alive for 0.2 s is enough.
+        ready: Called until it returns True; None if it is enough that the program runs for 0.2 s.
         ready_timeout_s: Seconds in which the daemon must be ready.
         grace_s: Seconds that it has to end after SIGINT, before it is killed.
         show_log: False if its log may mention a site's cases; the log is then never quoted in errors.
@@ -231,7 +231,10 @@ class Daemon:
         while True:
             self.check()
             if self.spec.ready is None:
-                if time.monotonic() - started >= 0.2:
+                if self._is_launching():
+                    started = time.monotonic()
+                elif time.monotonic() - started >= 0.2:
+                    self.check()
                     return
             else:
                 with contextlib.suppress(OSError):
@@ -240,6 +243,13 @@ class Daemon:
             if time.monotonic() > deadline:
                 raise DaemonFailed(_obituary(self.spec, f"was not ready after {self.spec.ready_timeout_s:g} s"))
             time.sleep(0.05)
+
+    def _is_launching(self) -> bool:
+        """Return whether the launching program still runs, which becomes the daemon."""
+        try:
+            return _LAUNCH.encode() in Path("/proc", str(self.pid), "cmdline").read_bytes()
+        except OSError:  # the daemon ended, or this system has no /proc
+            return False
 
     def members(self) -> frozenset[int]:
         """Return the pids of the daemon and of everything it started that is still alive."""

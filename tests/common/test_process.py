@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from common import sockets
+from common import process, sockets
 from common.errors import DaemonFailed, InvalidInput
 from common.process import DaemonSpec, ProcessGroup, Terminated, base_env, executable, plain_text
 from common.sockets import accepts, answers_http, free_port, free_ports, listen
@@ -233,6 +233,15 @@ def test_a_missing_program_is_one_clear_error(tmp_path: Path) -> None:
         executable("no-such-command-at-all")
     with pytest.raises(InvalidInput, match="absolute path"):
         DaemonSpec(role="x", name="x", argv=("sh",), env={}, cwd=tmp_path, log=tmp_path / "x.log")
+
+
+def test_a_program_that_a_busy_machine_starts_late_is_not_ready_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = DaemonSpec(role="x", name="x", argv=("/nonexistent",), env={}, cwd=tmp_path, log=tmp_path / "x.log")
+    monkeypatch.setattr(process, "_LAUNCH", f"import time; time.sleep(1)\n{process._LAUNCH}")
+    with ProcessGroup() as group, pytest.raises(DaemonFailed, match="cannot run /nonexistent"):
+        group.start(missing)
 
 
 def test_credentials_of_the_parent_do_not_reach_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
