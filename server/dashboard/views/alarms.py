@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Literal
 
 from common.wording import declined_words, duration, many, unwitnessed_words
@@ -256,62 +255,68 @@ def _of_the_quorum(follower: Follower, sites: Sequence[SiteView], *, unfinished:
 
 
 def _of_a_site(site: SiteView, *, sealed: bool, unfinished: bool) -> Iterator[Alarm]:
-    alarm = partial(Alarm, site=site.name)
     if site.contradicted_row is not None:
-        yield alarm(
+        yield Alarm(
             "ledger-contradicted",
             "critical",
             f"{site.name} states a head of row {site.contradicted_row:,} that this ledger does not contain",
             "The ledger was rolled back or forked, or the statement is false. Ask the site for its receipt of that "
             f"row. If it has one: {STOP} If an older copy was restored, `consilium ledger recover` enters the charges "
             "for which the sites hold receipts. Nothing is released with the site until then.",
+            site.name,
         )
     if site.unwitnessed == "disagrees":
-        yield alarm(
+        yield Alarm(
             "witness-disagrees",
             "critical",
             f"{site.name} knows another history of a ledger than the signed head that it was shown",
             f"A ledger was rolled back or forked. {STOP} Run `consilium verify` on the study's ledger, and compare the "
             "heads in witnesses/ there and at the site.",
+            site.name,
         )
     elif site.unwitnessed is not None and not site.revoked:
-        yield alarm(
+        yield Alarm(
             "witness-missing",
             "warning",
             f"{site.name} has not confirmed the ledger up to its newest row, because "
             f"{unwitnessed_words(site.unwitnessed)}",
             "The site is asked again at the end of the next run. If that fails, run `consilium site status` there.",
+            site.name,
         )
     if site.budget and site.budget.share > 1:
-        yield alarm(
+        yield Alarm(
             "budget-passed",
             "critical",
             f"{site.name} has spent more than its budget",
             "Charges were recovered or the budget was tightened; see the pool's rows on the Ledger page.",
+            site.name,
         )
     if site.state == "offline":
-        yield alarm(
+        yield Alarm(
             "site-offline",
             "warning",
             f"{site.name} {site.words}",
             "Ask the site for `consilium site status` and its logs.",
+            site.name,
         )
     if site.slow and unfinished and not site.revoked:
-        yield alarm("site-slow", "warning", site.slow, SLOW_REMEDY)
+        yield Alarm("site-slow", "warning", site.slow, SLOW_REMEDY, site.name)
     if site.codes_refused:
         means = "requested again until the draw is lost" if sealed else "each counted as the zero code"
-        yield alarm(
+        yield Alarm(
             "codes-refused",
             "warning",
             f"{site.name}: {many(site.codes_refused, 'code')} refused, {means}",
             "The site's software or key does not fit this study. Compare them with the kit that the site was given.",
+            site.name,
         )
     if site.receipts_problem and not site.revoked:
-        yield alarm(
+        yield Alarm(
             "receipts-missing",
             "warning",
             f"{site.name} holds no receipts {f'past row {site.receipts_row}' if site.receipts_row else 'yet'}",
             "The site gets them in the next run. If it refuses them, `consilium site status` there says why.",
+            site.name,
         )
 
 
