@@ -154,8 +154,7 @@ def adapt_privately(
     check_pulled(site_dir)  # this network may leave the hospital, which a student that is held back may not
     bundle = student_of(folder, study)
     recipe = recipe_of(bundle, study)
-    data = study.data.student
-    check_network(recipe, settings, channels=len(data.channels), classes=len(data.labels))
+    check_network(recipe, settings, study.data.student)
     with writing_teachers({site_dir, config.books_dir}):
         found = own_patients(config, study)
         slots_file = private_slots(site_dir)

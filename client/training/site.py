@@ -79,7 +79,7 @@ def plan_site(
     if start is not None:  # before a private training is charged: weights of another network could not be trained
         load_weights(start, network_for(recipe, data))
     if private is not None:
-        check_network(recipe, private, channels=len(data.channels), classes=len(data.labels))
+        check_network(recipe, private, data)
     scans = {patient: ids for patient, ids in scans_by_patient(dataset).items() if patient not in withdrawn}
     slots = seated(dataset, scans, slots_file or teachers / "slots.json", voters=voters, seed=seed)
     if private is not None and len(slots.order) < voters:

@@ -61,6 +61,9 @@ MOST = {"learning_rate": 1, "clip": 1_000_000, "temperature": 1_000_000, "prior_
 """Largest values of a new training's settings. With larger ones a training only adds noise, diverges, or exceeds
 float32. Version 0.2.0 did not have these limits, so a training that it began continues beyond them."""
 
+LEAST_PRIOR_STD = 1e-6
+"""Smallest ``prior_std`` of a new training. With a far smaller one its square is 0, and all weights become NaN."""
+
 _DEFAULT = "leave it out to use the strategy's default"
 
 
@@ -145,8 +148,11 @@ class PrivateSettings:
         """Refuse values with which no new training may begin.
 
         Raises:
-            InvalidInput: If a value exceeds its limit in :data:`MOST`.
+            InvalidInput: If a value exceeds its limit in :data:`MOST`, or the prior is narrower than
+                :data:`LEAST_PRIOR_STD`.
         """
+        if self.prior_std < LEAST_PRIOR_STD:
+            raise InvalidInput("prior_std", value=self.prior_std, limit=f"at least {LEAST_PRIOR_STD}", remedy=_DEFAULT)
         for name, most in MOST.items():
             if (value := getattr(self, name)) > most:
                 raise InvalidInput(name, value=value, limit=f"above 0, at most {most}", remedy=_DEFAULT)

@@ -24,10 +24,10 @@ from client.training.private.gradients import load_weights_into, plain_weights
 from client.training.private.mac import Penalty, VolumeMac
 from client.training.private.settings import STRATEGIES, PrivateSettings
 from client.training.private.strategies_3d import Patients, StepTerms, VolumeBbb, VolumeSgd
-from common.config import TrainingConfig
+from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep
-from common.models.unet import load_weights, network_of
+from common.models.unet import load_weights, network_for, network_of
 from common.registry import registered
 
 RARE = -2.5
@@ -99,20 +99,22 @@ def train_privately(
     return TrainedVoter(fresh, spent.applied, None, spent.seconds, spent.event, strategy.deviations)
 
 
-def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels: int, classes: int) -> None:
-    """Refuse a network or a setting that the strategy cannot train with, before anything is charged.
+def check_network(recipe: TrainingConfig, settings: PrivateSettings, data: DataConfig) -> None:
+    """Refuse a network, a grid or a setting that the strategy cannot train with, before anything is charged.
 
     Args:
         recipe: The study's recipe of a teacher.
         settings: The private training that is asked for.
-        channels: Channels of an image.
-        classes: Labels, background included.
+        data: The study's channels, labels and grid.
 
     Raises:
-        InvalidInput: If the strategy refuses the network or a setting.
+        InvalidInput: If the strategy refuses the network or a setting, or the network cannot take volumes of the grid
+            or the recipe's patches of them.
     """
-    model = network_of(recipe, channels=channels, classes=classes)
-    nobody = Patients(np.zeros((0, channels, 1, 1, 1)), np.zeros((0, 1, 1, 1)), (), classes=classes)
+    recipe.check_grid(data.grid)
+    model, classes = network_for(recipe, data), len(data.labels)
+    images, labels = np.zeros((0, len(data.channels), *data.grid)), np.zeros((0, *data.grid))
+    nobody = Patients(images, labels, (), classes=classes, patch=recipe.patch)
     registered(STRATEGIES[settings.strategy].make)(Setup(model, nobody, settings, 1, 0, False))
 
 

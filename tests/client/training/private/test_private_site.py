@@ -168,6 +168,37 @@ def test_a_start_that_is_another_networks_is_refused_before_anything_is_charged(
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [replace(RECIPE, channels=(4, 4, 4, 4)), replace(RECIPE, channels=(4,) * 5), replace(RECIPE, patch=(32, 16, 16))],
+    ids=["one voxel left", "less than one voxel", "patch beyond the grid"],
+)
+def test_a_grid_that_the_network_or_its_patch_does_not_fit_is_refused_before_anything_is_charged(
+    dataset: Dataset, tmp_path: Path, recipe: TrainingConfig
+) -> None:
+    data = replace(DATA, grid=(16, 16, 16) if recipe.patch else (8, 8, 8))
+    with pytest.raises(InvalidInput, match="training"):
+        plan_site(
+            dataset,
+            teachers=tmp_path / "t",
+            data=data,
+            recipe=recipe,
+            voters=1,
+            trainer="dp-sgd",
+            private=settings(),
+        )
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_prior_so_narrow_that_all_weights_would_become_nan_is_refused_before_its_charge(
+    dataset: Dataset, site: Path
+) -> None:
+    planned = tasks(dataset, site / "teachers", settings("dp-bbb", prior_std=1e-200))
+    with pytest.raises(InvalidInput, match="prior_std"):
+        record_trainings(site, planned, again=False)
+    assert not (site / "site-ledger.sqlite").exists()
+
+
 def test_a_finished_private_teacher_is_kept_when_a_scan_changes_and_spends_nothing_more(
     dataset: Dataset, tmp_path: Path
 ) -> None:
