@@ -57,12 +57,17 @@ STRATEGIES: dict[str, StrategyTerms] = {
 }
 """Every private strategy by its name."""
 
-MOST = {"learning_rate": 1, "clip": 1_000_000, "temperature": 1_000_000, "prior_std": 1_000, "initial_std": 1_000}
-"""Largest values of a new training's settings. With larger ones a training only adds noise, diverges, or exceeds
-float32. Version 0.2.0 did not have these limits, so a training that it began continues beyond them."""
-
-LEAST_PRIOR_STD = 1e-6
-"""Smallest ``prior_std`` of a new training. With a far smaller one its square is 0, and all weights become NaN."""
+LIMITS = {
+    "learning_rate": (1e-9, 1),
+    "clip": (1e-6, 1_000_000),
+    "temperature": (1e-9, 1_000_000),
+    "prior_std": (1e-6, 1_000),
+    "initial_std": (1e-6, 1_000),
+    "mu": (1e-6, 1_000_000),
+    "mu_growth": (1, 1_000_000),
+}
+"""Smallest and largest value of each setting of a new training. Beyond them a training learns nothing, only adds noise,
+diverges, or leaves float32. Version 0.2.0 had no such limits, so a training that it began continues beyond them."""
 
 _DEFAULT = "leave it out to use the strategy's default"
 
@@ -137,7 +142,7 @@ class PrivateSettings:
                 limit="at least 2^-64",
                 remedy="give a larger --rate, for example 1/4",
             )
-        for name in MOST:
+        for name in LIMITS:
             if not (isfinite(value := getattr(self, name)) and value > 0):
                 raise InvalidInput(name, value=value, limit="a finite number above 0", remedy=_DEFAULT)
         if self.chunk < 1 or self.steps < 1:
@@ -148,14 +153,11 @@ class PrivateSettings:
         """Refuse values with which no new training may begin.
 
         Raises:
-            InvalidInput: If a value exceeds its limit in :data:`MOST`, or the prior is narrower than
-                :data:`LEAST_PRIOR_STD`.
+            InvalidInput: If a value is outside its limits in :data:`LIMITS`.
         """
-        if self.prior_std < LEAST_PRIOR_STD:
-            raise InvalidInput("prior_std", value=self.prior_std, limit=f"at least {LEAST_PRIOR_STD}", remedy=_DEFAULT)
-        for name, most in MOST.items():
-            if (value := getattr(self, name)) > most:
-                raise InvalidInput(name, value=value, limit=f"above 0, at most {most}", remedy=_DEFAULT)
+        for name, (least, most) in LIMITS.items():
+            if not least <= (value := getattr(self, name)) <= most:
+                raise InvalidInput(name, value=value, limit=f"{least} to {most}", remedy=_DEFAULT)
 
     def facts(self) -> dict[str, object]:
         """Return the settings that shape this strategy's training, by name.

@@ -190,11 +190,21 @@ def test_a_grid_that_the_network_or_its_patch_does_not_fit_is_refused_before_any
     assert not (tmp_path / "t").exists()
 
 
-def test_a_prior_so_narrow_that_all_weights_would_become_nan_is_refused_before_its_charge(
-    dataset: Dataset, site: Path
+@pytest.mark.parametrize(
+    ("strategy", "name", "value"),
+    [
+        ("dp-bbb", "prior_std", 1e-200),
+        ("dp-sgd", "clip", 5e-324),
+        ("dp-sgd", "learning_rate", 1e-30),
+        ("dp-mac", "mu", 1e-300),
+        ("dp-mac", "mu_growth", 1e308),
+    ],
+)
+def test_a_setting_with_which_a_training_would_learn_nothing_is_refused_before_its_charge(
+    dataset: Dataset, site: Path, strategy: str, name: str, value: float
 ) -> None:
-    planned = tasks(dataset, site / "teachers", settings("dp-bbb", prior_std=1e-200))
-    with pytest.raises(InvalidInput, match="prior_std"):
+    planned = tasks(dataset, site / "teachers", settings(strategy, **{name: value}))
+    with pytest.raises(InvalidInput, match=f"^{name}: got "):
         record_trainings(site, planned, again=False)
     assert not (site / "site-ledger.sqlite").exists()
 
@@ -453,7 +463,7 @@ def test_a_training_begun_before_its_settings_had_limits_continues_and_a_new_one
 ) -> None:
     """Version 0.2.0 had no upper limits."""
     planned = tasks(dataset, site / "teachers", settings("dp-bbb", prior_std=2000.0), voters=1)
-    with pytest.raises(InvalidInput, match=r"prior_std: got 2000.0; allowed: above 0, at most 1000"):
+    with pytest.raises(InvalidInput, match=r"prior_std: got 2000.0; allowed: 1e-06 to 1000"):
         record_trainings(site, planned, again=False)
     assert not (site / "site-ledger.sqlite").exists()
     with monkeypatch.context() as of_before:
