@@ -42,7 +42,7 @@ from client.witnessing import Witnessing
 from common import __version__
 from common.codecs.codec import Codec, load_codec
 from common.config import DataConfig
-from common.data.memory import measured_before, whole_memory_bytes
+from common.data.memory import ignoring_other_programs
 from common.envelope import open_request, sign_reply
 from common.errors import SAME_VERSION, ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.evidence import sign_word
@@ -515,14 +515,15 @@ class Worker:
         nothing about a patient. If the computation for one voter fails, only that voter counts as the zero code. Once a
         query is accepted, the server must not be able to tell a failure from any other answer.
 
-        A volume's size is compared with all memory there is, not with what is free now: a training that runs meanwhile
-        takes memory that depends on its patients' scans, and no patient may change the votes of all voters.
+        A volume's size is compared with the free memory of this worker's container, or with the machine's whole memory,
+        and not with what other programs leave free. A training that runs meanwhile takes memory that depends on its
+        patients' scans, and no patient may change the votes of all voters.
         """
         mechanism = query.mechanism
         total = np.zeros(mechanism.dimension, dtype=np.int64)
         try:
             encoder = self._consent.protocol.encoder(query, self._codec(query), fetch=self._fetch)
-            with measured_before(whole_memory_bytes()):
+            with ignoring_other_programs():
                 codes = self._encoded(encoder, query)
             silent = self._ledger.withdrawn_voters(after=self._loaded_at)
         except Exception as error:  # noqa: BLE001

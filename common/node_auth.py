@@ -7,8 +7,8 @@ one. A signature is a pair of numbers (r, s), and is also valid as (r, n − s) 
 of each signature is therefore remembered.
 
 Used signatures are remembered in memory only. After a restart, a signature from before the start is therefore refused
-too; the site's next try is signed anew. One gap remains: a signature whose site's clock was ahead by more than the
-restart took can be used once more, within :data:`MAX_LEAD_S`.
+too; the site's next try is signed anew. One gap remains: a site whose clock is ahead may sign a time
+after the restart. Such a request, used before the restart, can be repeated once, for at most :data:`MAX_LEAD_S`.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class RequestAdmission:
                 "clock", "clock: the request's time is too far from the server's; to fix: set the site's clock"
             )
         if self._started is not None and 0 < (self._started - signed_at).total_seconds() <= MAX_AGE_S + MAX_LEAD_S:
-            raise Refused(  # beyond this range the clock was set back after the start
+            raise Refused(  # a larger difference means that this machine's clock was set back after the start
                 "starting",
                 "starting: the request was signed before the server's gateway started, by the site's clock; to fix: "
                 "wait some minutes, or set the site's clock",

@@ -447,7 +447,7 @@ def shared(folder: Path) -> bool:
 
 
 @contextmanager
-def naming_disk(folder: Path) -> Iterator[None]:
+def naming_full_disk(folder: Path) -> Iterator[None]:
     """Make an error of a full disk name the folder that the block writes to.
 
     Such an error otherwise names no file, or the file that was being copied, which may lie on another disk and have a
@@ -487,7 +487,7 @@ def drafting(path: Path) -> Iterator[Path]:
     """
     draft = path.with_name(f".{secrets.token_hex(8)}{''.join(path.suffixes[-2:])}")
     try:
-        with naming_disk(path.parent):
+        with naming_full_disk(path.parent):
             yield draft
             draft.replace(path)
     finally:
@@ -526,7 +526,7 @@ def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
 
 @contextmanager
 def filling(folder: Path) -> Iterator[None]:
-    """Fill a new or empty folder in a with-block. If the block fails, what it wrote is removed, so it can be repeated.
+    """Fill a new or empty folder in a with-block. If the block fails, its files are removed, so it can run again.
 
     Args:
         folder: The folder.
@@ -540,6 +540,6 @@ def filling(folder: Path) -> Iterator[None]:
     """
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput("directory is not empty", value=str(folder), remedy="choose a new one")
-    with all_or_nothing(folder), naming_disk(folder):
+    with all_or_nothing(folder), naming_full_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         yield

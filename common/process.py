@@ -39,7 +39,7 @@ class Process:
 
     Attributes:
         pid: Process id.
-        ended: True if it has ended and only its parent has not taken notice yet.
+        ended: True if it has ended, but its parent has not reaped it (a zombie).
         parent: Process id of its parent.
         group: Id of its process group.
         session: Id of its session.
@@ -245,7 +245,7 @@ class Daemon:
             time.sleep(0.05)
 
     def _is_launching(self) -> bool:
-        """Return whether the launching program still runs, which becomes the daemon."""
+        """Return whether the launcher has not yet become the daemon (exec)."""
         try:
             return _LAUNCH.encode() in Path("/proc", str(self.pid), "cmdline").read_bytes()
         except OSError:  # the daemon ended, or this system has no /proc

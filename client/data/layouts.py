@@ -278,12 +278,12 @@ def _check_locale(dataset: Dataset) -> None:
     """Refuse names that another locale would read differently: the patient would get another slot there."""
     encoding = sys.getfilesystemencoding()
     names = [*dataset.listed, *map(dataset.patient_of, dataset.listed)]
-    strange = next((name for name in names if not name.isascii()), None)
-    if encoding != "utf-8" and strange is not None:
+    not_ascii = next((name for name in names if not name.isascii()), None)
+    if encoding != "utf-8" and not_ascii is not None:
         raise InvalidInput(
-            f"name of a case in a locale that reads file names as {encoding}",
-            value=ascii(strange),
-            limit="ASCII characters, or a locale of UTF-8",
+            f"name of a case or patient in a locale that reads file names as {encoding}",
+            value=ascii(not_ascii),
+            limit="ASCII characters only, or a UTF-8 locale",
             remedy="set LC_ALL=C.UTF-8 for all commands of this site, and where you start its daemons",
         )
 
@@ -497,13 +497,14 @@ def _label_pairs(
         raise InvalidInput(
             "no label of the dataset is mapped to this label of the study",
             value=lost,
-            remedy="map a label of the dataset to it in [labels] of site.toml, or with --label-map" + _lacked(unknown),
+            remedy="map a label of the dataset to it in [labels] of site.toml, or with --label-map"
+            + _unknown_note(unknown),
         )
     return () if all(value == target for value, target in pairs) else pairs
 
 
-def _lacked(unknown: Sequence[str]) -> str:
-    return f"; the dataset has no label {', '.join(unknown)}, which is mapped there" if unknown else ""
+def _unknown_note(unknown: Sequence[str]) -> str:
+    return f"; the map names labels that the dataset lacks: {', '.join(unknown)}" if unknown else ""
 
 
 def _is_dicom(case: Case) -> bool:
@@ -552,7 +553,8 @@ def _mapped(
             "the site's labels differ from the study's",
             value=unmapped,
             limit=", ".join(data.labels),
-            remedy="map each to a label of the study in [labels] of site.toml, or with --label-map" + _lacked(unknown),
+            remedy="map each to a label of the study in [labels] of site.toml, or with --label-map"
+            + _unknown_note(unknown),
         )
     return tuple(pairs)
 

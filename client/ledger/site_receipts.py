@@ -199,8 +199,8 @@ class KeepsReceipts(SiteFile):
     def belongs_elsewhere(self, ledger_id: str, *, study_id: str, elsewhere: Collection[str]) -> bool:
         """Return whether a ledger belongs to a server other than the one that runs a study.
 
-        It does if this site has no accepted query and no receipt of the ledger for ``study_id``, and ``elsewhere``
-        contains the ledger, or a study for which the site has such a query or receipt.
+        A study *uses* a ledger if this site has an accepted query or a receipt of both. The ledger belongs to another
+        server if ``study_id`` does not use it, and ``elsewhere`` contains the ledger or a study that uses it.
 
         Args:
             ledger_id: The ledger's id.

@@ -354,7 +354,7 @@ def daemon_standings(site_dir: Path) -> tuple[DaemonStanding, ...]:
     late = datetime.now(UTC) - timedelta(seconds=OFFLINE_S)
     why = f"it has not reached the server since it was started; to fix: {_SILENT}"
     found = (
-        replace(one, state="offline", why=why, said="")  # what the server said before it was gone is past
+        replace(one, state="offline", why=why, said="")  # the server's last message is out of date
         if one.daemon.startswith("supernode") and one.state == "starting" and datetime.fromisoformat(one.since) < late
         else one
         for one in standings(_logs(site_dir))

@@ -418,7 +418,7 @@ def look_alike_text(groups: Sequence[Sequence[str]]) -> str:
         The text.
     """
     names = many(sum(map(len, groups)), "name")
-    return f"{names} of patients look alike: they may be of one patient, who is then protected as two"
+    return f"{names} of patients look like other names: a patient with several names is protected less well"
 
 
 LOOK_ALIKE_REMEDY = "if they are one patient, write one name, with the same letters and hyphens, for all scans"

@@ -390,7 +390,7 @@ def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, 
     Returns:
         For each directory the hash of every voter's teacher; empty for a voter that would not vote. In addition one
         tuple with the training's id for each private training whose row is lost. For a directory that cannot be read,
-        one tuple with a text that is no teacher's hash.
+        one tuple with a placeholder that equals no teacher's hash.
 
     Raises:
         InvalidInput: If a file of this site's own directory cannot be read.

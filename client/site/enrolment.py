@@ -284,9 +284,9 @@ def _check_not_joined(books: Path, study: Study, kit: KitFacts) -> None:
             )
         if kit.ledger and kit.ledger == other.server.ledger and kit.signing_key not in other.server.signing_keys:
             raise InvalidInput(
-                f"ledger in the startup kit, which the server of the study in {directory} claims too",
+                f"ledger in the startup kit, which the kit of {directory} names for a server with another key",
                 value=kit.ledger,
-                limit="a ledger of its own for each server",
+                limit="a different ledger for each server",
                 remedy=f"ask both consortia which of them has this ledger; if one server changed its key, list the new "
                 f"key in server.more_signing_keys of {directory / 'site.toml'}",
             )

@@ -234,7 +234,7 @@ def check_gate(
 
 
 def pulled_statement(site_dir: Path) -> StudentStatement:
-    """Return the signed statement about the pulled student, after checking that it belongs to the bundle beside it.
+    """Return the signed statement about the pulled student, if its signature and the bundle's privacy figures fit.
 
     One of the two may have been restored from a backup, or copied from the directory of another study.
 

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 from client.training.task import Crash, OnProgress, VoterOutcome, VoterTask
-from common.data.memory import free_memory_bytes, measured_before
+from common.data.memory import assuming_free, free_memory_bytes
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES
 from common.errors import ConsiliumError, InvalidInput
 from common.system_errors import explain
@@ -212,7 +212,7 @@ def _work(connection: Connection, cache_bytes: int, free_bytes: int | None) -> N
         except EOFError:
             return
         try:
-            with measured_before(free_bytes):
+            with assuming_free(free_bytes):
                 outcome: VoterOutcome | str = train_voter(task, on_step=report, cache_bytes=cache_bytes)
         except BrokenPipeError:  # the parent is gone
             return

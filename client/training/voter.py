@@ -36,7 +36,7 @@ from common.config import TrainingConfig
 from common.data.access import check_still_there, why_unread
 from common.data.dataset import Problem
 from common.data.dicom_structures import is_structure_set
-from common.data.memory import free_memory_bytes, measured_before
+from common.data.memory import assuming_free, free_memory_bytes
 from common.data.patients import content_hash
 from common.data.volume import load_example
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read, together
@@ -228,7 +228,7 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
             )
             continue
         try:
-            with measured_before(free):
+            with assuming_free(free):
                 example = load_example(case, task.data)
             hashes = [content_hash(path) for path in (*case.images, case.label)]
             if case.channel_order or case.label_map:

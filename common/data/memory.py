@@ -1,31 +1,44 @@
-"""Reads how much memory this process may allocate, now or at all, from its container and its machine."""
+"""Reads how much memory this process may allocate, from its container and its machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
-_MEASURED: ContextVar[int | None] = ContextVar("free memory that was measured before", default=None)
+_COUNTED: ContextVar[str] = ContextVar("field of /proc/meminfo that counts as free", default="MemAvailable")
+_ASSUMED: ContextVar[int | None] = ContextVar("free memory to assume", default=None)
 
 
 @contextmanager
-def measured_before(free: int | None) -> Iterator[None]:
-    """Let :func:`free_memory_bytes` return an earlier result, or all memory there is, in this block.
+def assuming_free(free: int | None) -> Iterator[None]:
+    """Let :func:`free_memory_bytes` return a given number in this block.
 
     The memory that is free now also depends on the scans that other processes have opened.
 
     Args:
-        free: What :func:`free_memory_bytes` returned earlier, or what :func:`whole_memory_bytes` returns; None to
-            measure anew at each call.
+        free: What :func:`free_memory_bytes` returned earlier; None to measure anew at each call.
     """
-    token = _MEASURED.set(free)
+    token = _ASSUMED.set(free)
     try:
         yield
     finally:
-        _MEASURED.reset(token)
+        _ASSUMED.reset(token)
+
+
+@contextmanager
+def ignoring_other_programs() -> Iterator[None]:
+    """Let :func:`free_memory_bytes` count the machine's whole memory in this block, whatever other programs use.
+
+    The free memory of this process's container still counts.
+    """
+    token = _COUNTED.set("MemTotal")
+    try:
+        yield
+    finally:
+        _COUNTED.reset(token)
 
 
 def free_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
@@ -37,31 +50,15 @@ def free_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo"
 
     Returns:
         Bytes; None if neither is known. Memory in which a container caches files counts as free. In a block of
-        :func:`measured_before`, the earlier result.
+        :func:`assuming_free`, the number given there.
     """
-    if (known := _MEASURED.get()) is not None:
+    if (known := _ASSUMED.get()) is not None:
         return known
-    found = [free for free in (_machine(meminfo, "MemAvailable"), *_container(root)) if free is not None]
-    return min(found) if found else None
+    return _least(_machine(meminfo, _COUNTED.get()), *_container(root))
 
 
-def whole_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return how much memory this process may allocate if nothing else uses any: the smaller of the container's and the
-    machine's memory.
-
-    Args:
-        root: Mount point of the control groups, of version 2 or 1.
-        meminfo: The machine's ``/proc/meminfo``.
-
-    Returns:
-        Bytes; None if neither is known.
-    """
-    found = [_machine(meminfo, "MemTotal")]
-    for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # not mounted, or no limit: "max"
-            found.append(int(file.read_text()))
-    known = [one for one in found if one is not None]
-    return min(known) if known else None
+def _least(*found: int | None) -> int | None:
+    return min((one for one in found if one is not None), default=None)
 
 
 def _container(root: Path) -> list[int | None]:

@@ -632,7 +632,7 @@ class SiteBooks(RowState):
         self.reservations.pay(query.id)
         one, left = Spend(self._costs(mechanism, study)[1], 1, mechanism.dimension), self.lost[study.id]
         self.lost[study.id] = left.beyond(one)
-        uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # not 0 if only the lost rows' Σμ² is known
+        uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # not empty if only the loss's Σμ² was known
         self._spent += uncounted
         self._study_spent[study.id] = self.spent_in(study.id) + uncounted
         self._hold(row, query, study, ledger, sealing_key, draw)

@@ -428,7 +428,7 @@ def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> AuditFi
     n, samples = rows.shape
     smallest = sqrt(max(0.0, float(np.linalg.eigvalsh(rows @ rows.T / samples)[0])))
     limit = 1 - sqrt(n / samples) - sqrt(2 * log(1 / _NOISE_ALPHA) / samples)
-    return AuditFinding.at_least(f"spectrum over {name}", smallest, limit, "least noise, in claimed σ")
+    return AuditFinding.at_least(f"spectrum over {name}", smallest, limit, "least noise, divided by the claimed σ")
 
 
 def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> AuditFinding:

@@ -246,7 +246,7 @@ def _noise_on_record(service: Service, life: AuditedRun) -> AuditFinding:
     stds = [row.noise_std for row in life.charged]
     stds += [std for site in life.sites.values() for std in site.accepted.values()]
     least = min(stds, default=service.subject.claimed_noise_std) / service.subject.claimed_noise_std
-    what = "smallest σ in any row, in claimed σ"
+    what = "smallest σ in any row, divided by the claimed σ"
     return AuditFinding.at_least("noise in the rows", least, 1.0, what, slack=_ROUNDING)
 
 
@@ -279,7 +279,7 @@ def _mu(service: Service, life: AuditedRun) -> list[AuditFinding]:
     spent = study**0.5
     epsilon = claimed_epsilon(spent, subject.limit.delta, accountant=subject.limit.accountant) if spent else 0.0
     share = life.epsilon.get(service.study.id, 0.0) / epsilon if epsilon else 1.0
-    reported = "as the server's ledger reports it, in the ε of what that run released"
+    reported = "ε that the server's ledger reports, divided by the ε of that run's releases"
     return [
         AuditFinding(
             "μ of what was released",

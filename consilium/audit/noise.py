@@ -89,7 +89,11 @@ def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> AuditFindin
     measured = sqrt(float((scaled**2).sum()) / n)
     low, high = (sqrt(chi2.ppf(q, n) / n) for q in (ALPHA / 2, 1 - ALPHA / 2))
     return AuditFinding(
-        "variance", measured, low, not low <= measured <= high, f"σ measured over {n} draws, in claimed σ; at least"
+        "variance",
+        measured,
+        low,
+        not low <= measured <= high,
+        f"σ measured over {n} draws, divided by the claimed σ; at least",
     )
 
 

@@ -308,7 +308,7 @@ class _Audit:
                 apart = answers[one][0].astype(object) - answers[other][0].astype(object)
                 moved = max(moved, sqrt(sum(int(value) ** 2 for value in apart)))
         self._moved = max(self._moved, moved)
-        what = "distance of the answers in two worlds that differ in one unit, in Δ"
+        what = "distance between the answers of two worlds that differ in one unit, divided by Δ"
         return AuditFinding.at_most("movement", moved / subject.reach, 1.0, what, slack=1e-12)
 
     def _lives(self, subject: Subject) -> int:

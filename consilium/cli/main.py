@@ -91,7 +91,7 @@ def _bounded(kind: Any) -> Any:
     """Return a numeric option's type with limits: it refuses NaN, infinity, negative and huge numbers.
 
     No command uses such numbers, and huge ones fit neither torch nor a ledger. A single option may have a narrower
-    range. Python reads 1_0 as 10, but it may be a mistyped 1.0, which as an ε is another guarantee: it is refused.
+    range. 1_0 is refused: Python reads it as 10, but it may be a mistyped 1.0, and a wrong ε is a wrong guarantee.
     """
     whole = kind.name.startswith("integer")
     written, limit = (_WHOLE, "a whole number such as 8") if whole else (_NUMBER, "a number such as 8, 0.5 or 1e-5")

@@ -451,8 +451,8 @@ def _one_thread(*, niceness: int = 0) -> Iterator[tuple[ThreadPoolExecutor, Call
         niceness: Niceness of the thread.
 
     Yields:
-        The thread's executor, and a function that the work calls now and then. After an error in the block this
-        function raises CancelledError, and work that waits is not begun.
+        The thread's executor, and a function that the work must call regularly. After an error in the block this
+        function raises CancelledError, and queued work is not started.
     """
     ended = Event()
 

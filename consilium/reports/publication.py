@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.canonical import sha256_file
 from common.errors import InvalidInput, Refused
 from common.ledger.keys import load_signing_key, public_pem
-from common.objects import naming_disk
+from common.objects import naming_full_disk
 from common.witness.memory import FOLDER as WITNESSES
 from consilium.reports.certificate import Sources, issue_certificate
 from server.ledger.backup import backup
@@ -155,7 +155,7 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
     root, ledger, key = workspace.root.absolute(), workspace.ledger_file, load_signing_key(workspace.signing_key_file)
     with (
         workspace.locked(),
-        naming_disk(out.parent),
+        naming_full_disk(out.parent),
         tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch,
     ):
         copy, made = Path(scratch) / "ledger.sqlite", Path(scratch) / "archive"

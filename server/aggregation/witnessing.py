@@ -211,7 +211,7 @@ class Witnesses:
 
 
 def forget_witness(folder: Path, name: str) -> bool:
-    """Delete what a site that left said as a witness, and the newest head of its own ledger.
+    """Delete a former site's record as a witness, and the newest head of its own ledger.
 
     Its countersignatures on other ledgers' heads stay, because they are evidence about these ledgers.
 

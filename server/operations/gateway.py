@@ -65,8 +65,8 @@ BODY_BYTES_PER_S = 32 << 10
 """Slowest allowed rate of a body in bytes per second, after the first :data:`BODY_GRACE_S` seconds."""
 _SIGNED = ("flwr-", "consilium-")
 _STATUS = {"busy": 503, "starting": 503, "too-slow": 408, "too-large": 413}
-"""By reason, the HTTP status of the answer to an admitted site's request that exceeds one of the site's limits, or was
-signed before this process started. After status 503 a site tries again.
+"""HTTP status for each reason to refuse an admitted site's request: it exceeds one of the site's limits, or was signed
+before this process started. After 503 a site tries again.
 """
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ STAYS = (
     "the released sums, labels and student: its codes were added to the others' with noise and cannot be taken out; "
     "the guarantee for its patients still holds",
     "its name and the hash of its node key, so that neither is admitted again",
-    "its countersignatures in `witnesses/`, which prove that no other party's ledger was rolled back",
+    "its countersignatures in `witnesses/`: they would show that another party's ledger was rolled back",
     "in SuperLink's database the name, number and public key of its node, and encrypted messages, until `flower/` is "
     "deleted with the study",
 )
@@ -108,12 +108,12 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
     if name in workspace.revoked_names():
         workspace.save_revoked(workspace.revoked_names() - {name})
     yield "its entry in sites.json, with the key of its replies and its node's number"
-    stated = f"{name.replace('/', '%2f')}.json"
+    file_name = f"{name.replace('/', '%2f')}.json"
     for path, what in (
         (key, "its public node key"),
         (workspace.reports_dir / f"{name}.json", "the report about itself that it sent"),
-        (workspace.verdicts_dir / stated, "the verdict on the student that it sent"),
-        (workspace.figures_dir / stated, "the figures of the student that it sent"),
+        (workspace.verdicts_dir / file_name, "the verdict on the student that it sent"),
+        (workspace.figures_dir / file_name, "the figures of the student that it sent"),
     ):
         if path.exists():
             path.unlink()
@@ -123,12 +123,12 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
         shutil.rmtree(workspace.certificate_dir)
         yield "the study's copy of the newest certificate, which names it"
     if forget_witness(workspace.root / WITNESSES, name):
-        yield "what it said as a witness, and the newest head of its own ledger"
-    words = list(workspace.evidence_dir.glob(f"*/{stated}"))
-    for path in words:
+        yield "its record as a witness, and the newest head of its own ledger"
+    masked = list(workspace.evidence_dir.glob(f"*/{file_name}"))
+    for path in masked:
         path.unlink()
-    if words:
-        yield f"its signed masked codes of {many(len(words), 'draw')} of sealed sums, so these can have no dispute"
+    if masked:
+        yield f"its signed masked codes of {many(len(masked), 'draw')} of sealed sums, so these can have no dispute"
     if gone := _forget_events(workspace.events_file, name):
         yield f"{many(gone, 'event')} about it alone: what it answered or declined, and when"
 

@@ -64,7 +64,7 @@ class StudentCurves:
 
         The last step is left out, because the finished student is scored on all cases.
         """
-        # One step earlier, note the newest checkpoint.
+        # One step before the point is due, remember the newest checkpoint, so that only a later one is scored.
         if not self._cases or step >= self._steps or step + 1 < self._due:
             return
         newest = self._newest()

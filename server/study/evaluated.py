@@ -106,8 +106,7 @@ def take_figures(workspace: Workspace, data: bytes) -> SiteFigures:
         InvalidInput: If the figures are of another student, of a site that is not admitted, of structures that the
             study does not have, signed in the future, or older than the stored ones; or if no student is exported.
     """
-    about = "to which the figures could belong"
-    return take_statement(workspace, SiteFigures, data, folder=workspace.figures_dir, about=about)
+    return take_statement(workspace, SiteFigures, data, folder=workspace.figures_dir)
 
 
 def figures_on(workspace: Workspace) -> Mapping[str, SiteFigures]:

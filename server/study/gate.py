@@ -126,13 +126,10 @@ def take_verdict(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -
     """
     if not workspace.study().gate.verdicts:
         raise InvalidInput("gate.verdicts", value=0, limit="1 or more in study.toml: this study asks for no verdict")
-    about = "on which there could be a verdict"
-    return take_statement(workspace, SiteVerdict, data, folder=workspace.verdicts_dir, about=about, clock=clock)
+    return take_statement(workspace, SiteVerdict, data, folder=workspace.verdicts_dir, clock=clock)
 
 
-def take_statement(
-    workspace: Workspace, kind: type[S], data: bytes, *, folder: Path, about: str, clock: Clock = utc_now
-) -> S:
+def take_statement(workspace: Workspace, kind: type[S], data: bytes, *, folder: Path, clock: Clock = utc_now) -> S:
     """Check a hospital's signed statement on the exported student and store it.
 
     Args:
@@ -140,7 +137,6 @@ def take_statement(
         kind: Type of the statement.
         data: The statement.
         folder: Folder of the stored statements of this type.
-        about: The relation of such a statement to the student, for the error if no student is exported.
         clock: Returns the current time.
 
     Returns:
@@ -153,8 +149,9 @@ def take_statement(
     statement = statement_of(workspace)
     if statement is None:
         raise InvalidInput(
-            f"this study has no exported student {about}",
+            f"student of the {kind.FILE[0]}",
             value=str(workspace.bundle_dir),
+            limit="an exported student",
             remedy="run `consilium student export`",
         )
     said = kind.parse(data)

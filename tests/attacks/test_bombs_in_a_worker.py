@@ -26,6 +26,7 @@ import pytest
 from client.app import call_worker
 from client.ledger.site_ledger import SiteLedger
 from client.operations import staff_decisions
+from client.policy import load_site
 from common.config import CollectionConfig
 from common.data.synthetic import study_data
 from common.envelope import body_of, sign_request
@@ -50,7 +51,7 @@ volume.free_memory_bytes = partial(free_memory_bytes, root=Path(sys.argv.pop(1))
 from client.operations.serve import main
 main()
 """
-"""The worker's daemon, which takes this folder for the one in which a container sees its own group."""
+"""The worker's daemon, which reads its control group from this folder."""
 
 
 def limit_of_compose() -> int:
@@ -143,7 +144,7 @@ def test_no_public_volume_ends_a_worker_in_the_memory_of_its_container(tmp_path:
                     body = sign_request(encode(message), sign=sign, site="north")
                     return decode(body_of(call_worker(socket, body, timeout_s=600)))
 
-                to = {"study": study.id, "ledger": "e" * 32, "batch": "b" * 64}
+                to = {"study": study.id, "ledger": load_site(directory).server.ledger, "batch": "b" * 64}
                 offered = say(Offer(**to, queries=queries, issued=time.time_ns() // 1_000_000))
                 assert isinstance(offered, OfferReply)
                 assert offered.reason == "accepted"

@@ -255,7 +255,7 @@ def test_a_server_that_contradicts_itself_pauses_the_other_study_and_the_hospita
 @pytest.mark.parametrize(
     "earlier", [(), ("first",), ("second",)], ids=["new kits", "honest kit earlier", "other kit earlier"]
 )
-def test_a_server_that_names_the_others_ledger_first_is_declined_by_what_either_kit_says(
+def test_a_server_that_names_the_others_ledger_is_declined_if_either_kit_names_its_ledger(
     tmp_path: Path, earlier: tuple[str, ...], consented: bool
 ) -> None:
     first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
@@ -277,7 +277,7 @@ def test_a_hospital_joins_no_study_whose_kit_claims_the_ledger_of_another_server
     create_site(tmp_path / SITE, pool=POOL, data=tmp_path / "data", kit=kit_of(first))
     kit = kit_of(second)
     claiming = replace(kit, facts=replace(kit.facts, ledger=kit_of(first, "south").facts.ledger))
-    with pytest.raises(InvalidInput, match=r"which the server of the study in .*north claims too"):
+    with pytest.raises(InvalidInput, match=r"which the kit of .*north names for a server with another key"):
         join_site(None, kit=claiming, existing=tmp_path / SITE)
     assert join_site(None, kit=kit, existing=tmp_path / SITE)
 
@@ -285,7 +285,7 @@ def test_a_hospital_joins_no_study_whose_kit_claims_the_ledger_of_another_server
 def test_a_server_that_names_the_others_ledger_first_keeps_it_out_until_the_hospital_removes_its_study(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As docs/ledger.md says of kits of earlier versions."""
+    """If both kits are of earlier versions, the remedy in docs/ledger.md lets the honest server back in."""
     first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
     with hospital(tmp_path, first, second, earlier=(first, second)) as (honest, other):
         queries = queries_of(honest.study, 1)

@@ -225,7 +225,7 @@ class Hospital:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(leaving, "_proven", lambda site: _Cost())
             patch.setattr(leaving, "check_pulled", lambda site: None)
-            patch.setattr(leaving, "check_network", lambda recipe, settings, **_: None)
+            patch.setattr(leaving, "check_network", lambda recipe, settings, data: None)
             patch.setattr(leaving, "student_of", lambda folder, study: None)
             patch.setattr(leaving, "recipe_of", lambda bundle, study: study.teacher)
             patch.setattr(leaving, "train_voter", lambda task, on_step: self._voter(task, left, on_step))

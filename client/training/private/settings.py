@@ -58,16 +58,16 @@ STRATEGIES: dict[str, StrategyTerms] = {
 """Every private strategy by its name."""
 
 LIMITS = {
-    "learning_rate": (1e-9, 1),
+    "learning_rate": (1e-12, 1),
     "clip": (1e-6, 1_000_000),
     "temperature": (1e-9, 1_000_000),
     "prior_std": (1e-6, 1_000),
-    "initial_std": (1e-6, 1_000),
+    "initial_std": (1e-9, 1_000),
     "mu": (1e-6, 1_000_000),
     "mu_growth": (1, 1_000_000),
 }
 """Smallest and largest value of each setting of a new training. Beyond them a training learns nothing, only adds noise,
-diverges, or leaves float32. Version 0.2.0 had no such limits, so a training that it began continues beyond them."""
+diverges, or leaves float32. Version 0.2.0 had no such limits, so a training begun by it may continue outside them."""
 
 _DEFAULT = "leave it out to use the strategy's default"
 

@@ -114,8 +114,8 @@ def check_network(recipe: TrainingConfig, settings: PrivateSettings, data: DataC
     recipe.check_grid(data.grid)
     model, classes = network_for(recipe, data), len(data.labels)
     images, labels = np.zeros((0, len(data.channels), *data.grid)), np.zeros((0, *data.grid))
-    nobody = Patients(images, labels, (), classes=classes, patch=recipe.patch)
-    registered(STRATEGIES[settings.strategy].make)(Setup(model, nobody, settings, 1, 0, False))
+    no_patients = Patients(images, labels, (), classes=classes, patch=recipe.patch)
+    registered(STRATEGIES[settings.strategy].make)(Setup(model, no_patients, settings, 1, 0, False))
 
 
 def untrained(part: VoterData, recipe: TrainingConfig, *, seed: int) -> torch.nn.Module:

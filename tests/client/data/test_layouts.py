@@ -228,7 +228,7 @@ def test_the_sites_names_are_mapped_to_the_studys_and_nothing_is_guessed(tmp_pat
     assert dict(pairs) == {0: 0, 4: 0, 9: 2, 17: 1, 53: 1}
     for bad, word in [
         ({"left edema": "tumour"}, "label that the study lacks"),
-        ({"left edma": "edema", "53": "edema", "bone": "background"}, "17 = Left-Edema.*has no label left edma"),
+        ({"left edma": "edema", "53": "edema", "bone": "background"}, "17 = Left-Edema.*lacks: left edma"),
     ]:
         with pytest.raises(InvalidInput, match=word):
             match_study(found, DATA, labels=bad)

@@ -292,7 +292,9 @@ def test_a_training_warns_of_a_patient_whose_name_looks_like_an_earlier_one(
     monkeypatch.setattr(command, "record_trainings", stop)
     with pytest.raises(KeyboardInterrupt):
         command.train(command.TrainOptions(site), progress=lambda *_: nullcontext(print), on_warning=warnings.append)
-    (warning,) = (one for one in warnings if one.startswith("warning, patients: 2 names of patients look alike"))
+    (warning,) = (
+        one for one in warnings if one.startswith("warning, patients: 2 names of patients look like other names")
+    )
     assert r"'phantom_0000', 'ph\u0430ntom_0000'" in warning
     stored = set(load_slots(site / "teachers" / "slots.json").order)
     assert {"phantom_0000", "ph\u0430ntom_0000"} <= stored  # they stay two

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.data.memory import free_memory_bytes, measured_before, whole_memory_bytes
+from common.data.memory import assuming_free, free_memory_bytes, ignoring_other_programs
 
 MEMINFO = "MemTotal:  8000000 kB\nMemFree: 100 kB\nMemAvailable:    4000 kB\n"
 
@@ -24,22 +24,25 @@ def test_the_least_of_container_and_machine_counts(tmp_path: Path) -> None:
 def test_an_earlier_measurement_holds_until_its_block_ends(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(MEMINFO)
-    with measured_before(7):
+    with assuming_free(7):
         assert free_memory_bytes(tmp_path, meminfo) == 7
-        with measured_before(None):
+        with assuming_free(None):
             assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
     assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
 
 
-def test_all_memory_is_what_container_and_machine_have_whatever_is_in_use(tmp_path: Path) -> None:
+def test_what_other_programs_use_may_be_ignored_but_not_what_the_container_uses(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(MEMINFO)
-    assert whole_memory_bytes(tmp_path, meminfo) == 8_000_000 << 10
-    (tmp_path / "memory.max").write_text("max\n")
-    assert whole_memory_bytes(tmp_path, meminfo) == 8_000_000 << 10
-    (tmp_path / "memory.max").write_text("3000000\n")
-    assert whole_memory_bytes(tmp_path, meminfo) == 3_000_000
-    assert whole_memory_bytes(tmp_path / "absent", tmp_path / "absent") is None
+    with ignoring_other_programs():
+        assert free_memory_bytes(tmp_path, meminfo) == 8_000_000 << 10
+        for name, text in (("max", "3000000\n"), ("current", "2000000\n"), ("stat", "anon 5\ninactive_file 400000\n")):
+            (tmp_path / f"memory.{name}").write_text(text)
+        assert free_memory_bytes(tmp_path, meminfo) == 1_400_000
+        (tmp_path / "memory.max").write_text("max\n")
+        assert free_memory_bytes(tmp_path, meminfo) == 8_000_000 << 10
+        assert free_memory_bytes(tmp_path / "absent", tmp_path / "absent") is None
+    assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
 
 
 def test_the_first_version_of_control_groups_counts_too(tmp_path: Path) -> None:

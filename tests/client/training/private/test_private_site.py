@@ -357,7 +357,7 @@ def test_an_empty_slot_stays_in_n_and_two_scans_of_a_patient_are_one_example(dat
 def test_memory_that_one_patients_scan_takes_leaves_out_no_other_patients_scan(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Free memory limits a scan's size. Here it is used up after the first look at it."""
+    """Free memory limits a scan's size. Here none is left after the first measurement."""
     measured = iter([1 << 50])
     monkeypatch.setattr(volume, "SMALL_VOXELS", 1000)
     monkeypatch.setattr(memory, "_machine", lambda _meminfo, _what: next(measured, 1))
