@@ -1,4 +1,4 @@
-"""Returns the commit of this clone, for records of what was measured."""
+"""Returns the commit of this clone, which a measurement's record states."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PICTURES = {
 
 
 def captured(command: str, *, cwd: Path) -> str:
-    """Return what a command printed to a terminal of :data:`WIDTH` columns, whatever its exit status."""
+    """Return what a command printed to a terminal of :data:`WIDTH` columns. Its exit status is ignored."""
     words = [sys.executable, "-P", "-c", "from consilium.cli.main import main; main()", *shlex.split(command)[1:]]
     told = {"COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
     done = subprocess.run(

@@ -277,9 +277,11 @@ def open_dataset(
 def _check_locale(dataset: Dataset) -> None:
     """Refuse names that another locale would read differently: the patient would get another slot there."""
     encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8":
+        return
     names = [*dataset.listed, *map(dataset.patient_of, dataset.listed)]
     not_ascii = next((name for name in names if not name.isascii()), None)
-    if encoding != "utf-8" and not_ascii is not None:
+    if not_ascii is not None:
         raise InvalidInput(
             f"name of a case or patient in a locale that reads file names as {encoding}",
             value=ascii(not_ascii),

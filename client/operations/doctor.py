@@ -19,6 +19,7 @@ from client.policy import load_site
 from client.records.patient_deal import (
     LOOK_ALIKE_REMEDY,
     check_listed,
+    look_alike_names,
     look_alike_text,
     look_alikes,
 )
@@ -231,7 +232,7 @@ def _assignable(dataset: Dataset, slots: Path | None) -> list[CheckResult]:
         return [unnamed_failure("patients", error)]
     if not alike:
         return []
-    named = case_names([", ".join(map(ascii, group)) for group in alike])
+    named = look_alike_names(alike)
     return [CheckResult("patients", State.NOTE, look_alike_text(alike), LOOK_ALIKE_REMEDY, subject=named)]
 
 

@@ -46,6 +46,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from common.canonical import digest
+from common.data.dataset import case_names
 from common.document import Between, Document, Sha256
 from common.errors import InvalidInput
 from common.names import is_utf8
@@ -419,6 +420,18 @@ def look_alike_text(groups: Sequence[Sequence[str]]) -> str:
     """
     names = many(sum(map(len, groups)), "name")
     return f"{names} of patients look like other names: a patient with several names is protected less well"
+
+
+def look_alike_names(groups: Sequence[Sequence[str]]) -> str:
+    """Return look-alike names, with letters beyond ASCII as escapes, which show how the names differ.
+
+    Args:
+        groups: As :func:`look_alikes` returns them.
+
+    Returns:
+        The text, which may name patients.
+    """
+    return case_names([", ".join(map(ascii, group)) for group in groups])
 
 
 LOOK_ALIKE_REMEDY = "if they are one patient, write one name, with the same letters and hyphens, for all scans"

@@ -25,7 +25,7 @@ from client.data.layouts import DatasetSettings, open_for_training
 from client.operations.staff_decisions import check_consent
 from client.policy import LEDGER_FILE, SiteConfig, load_site
 from client.records.declared import has_foreign
-from client.records.patient_deal import LOOK_ALIKE_REMEDY, look_alike_text, look_alikes
+from client.records.patient_deal import LOOK_ALIKE_REMEDY, look_alike_names, look_alike_text, look_alikes
 from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
 from client.site.enrolment import start_warning, study_start
@@ -35,7 +35,7 @@ from client.training.side_by_side import default_jobs, side_by_side
 from client.training.site import plan_site, site_report
 from client.training.task import OnProgress, SiteReport, VoterTask
 from common.config import Study, load_study
-from common.data.dataset import Dataset, case_names
+from common.data.dataset import Dataset
 from common.data.patients import scans_by_patient
 from common.errors import DaemonFailed, InvalidInput
 from common.privacy.consent import warn_about
@@ -363,6 +363,5 @@ def _warnings(
         found["training"] = warn_about(private.delta, unit=Unit.PATIENT, units=fewest)
     slots = directory / "teachers" / "slots.json" if config is None else slots_file(config)
     if alike := look_alikes(slots, scans_by_patient(dataset)):
-        named = case_names([", ".join(map(ascii, group)) for group in alike])
-        found["patients"] = f"{look_alike_text(alike)}: {named}; to fix: {LOOK_ALIKE_REMEDY}"
+        found["patients"] = f"{look_alike_text(alike)}: {look_alike_names(alike)}; to fix: {LOOK_ALIKE_REMEDY}"
     return [f"warning, {what}: {warning}" for what, warning in found.items() if warning is not None]

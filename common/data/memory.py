@@ -30,9 +30,9 @@ def assuming_free(free: int | None) -> Iterator[None]:
 
 @contextmanager
 def ignoring_other_programs() -> Iterator[None]:
-    """Let :func:`free_memory_bytes` count the machine's whole memory in this block, whatever other programs use.
+    """Let :func:`free_memory_bytes` ignore in this block what other programs of the machine use.
 
-    The free memory of this process's container still counts.
+    The machine's whole memory then counts as free. The free memory of this process's container still limits the result.
     """
     token = _COUNTED.set("MemTotal")
     try:

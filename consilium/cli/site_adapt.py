@@ -147,8 +147,9 @@ def adapt(
             )
         say(json_text(done.to_json()) if as_json else done.to_text())
         return
-    gated = load_site(site_dir).load_study().gate.verdicts > 0
-    if student is None and (gated or (site_dir / STUDENT_DIR / STATEMENT).is_file()):
+    if student is None and (
+        (site_dir / STUDENT_DIR / STATEMENT).is_file() or load_site(site_dir).load_study().gate.verdicts
+    ):
         try:
             check_pulled(site_dir)
         except Refused as held:

@@ -9,12 +9,17 @@ from common.data.memory import assuming_free, free_memory_bytes, ignoring_other_
 MEMINFO = "MemTotal:  8000000 kB\nMemFree: 100 kB\nMemAvailable:    4000 kB\n"
 
 
+def write_container(root: Path) -> None:
+    """Write the control group's files of a container that has 1,400,000 bytes left."""
+    for name, text in (("max", "3000000\n"), ("current", "2000000\n"), ("stat", "anon 5\ninactive_file 400000\n")):
+        (root / f"memory.{name}").write_text(text)
+
+
 def test_the_least_of_container_and_machine_counts(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(MEMINFO)
     assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
-    for name, text in (("max", "3000000\n"), ("current", "2000000\n"), ("stat", "anon 5\ninactive_file 400000\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
+    write_container(tmp_path)
     assert free_memory_bytes(tmp_path, meminfo) == 1_400_000
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
@@ -36,8 +41,7 @@ def test_what_other_programs_use_may_be_ignored_but_not_what_the_container_uses(
     meminfo.write_text(MEMINFO)
     with ignoring_other_programs():
         assert free_memory_bytes(tmp_path, meminfo) == 8_000_000 << 10
-        for name, text in (("max", "3000000\n"), ("current", "2000000\n"), ("stat", "anon 5\ninactive_file 400000\n")):
-            (tmp_path / f"memory.{name}").write_text(text)
+        write_container(tmp_path)
         assert free_memory_bytes(tmp_path, meminfo) == 1_400_000
         (tmp_path / "memory.max").write_text("max\n")
         assert free_memory_bytes(tmp_path, meminfo) == 8_000_000 << 10

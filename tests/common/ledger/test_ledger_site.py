@@ -976,7 +976,7 @@ def test_a_receipt_by_another_key_in_a_site_ledger_is_named(world: World, site: 
 def test_evidence_that_the_server_did_not_sign_is_named(
     world: World, site: Hospital, evidence: Callable[[Receipt], AlarmRecord | SupersededRecord]
 ) -> None:
-    """Whoever has a hospital's ledger and the server's key detects evidence that the hospital forged."""
+    """A reader who has a hospital's ledger and the server's key detects evidence that the hospital forged."""
     made_up = run_batch(world, site, "b1", 1).signed(Ed25519PrivateKey.generate())
     with site.ledger._writing():
         site.ledger._append(evidence(made_up))

@@ -30,7 +30,7 @@ from client.training.private.trainer import planned_charge, private_trainer
 from client.training.site import plan_site, site_report
 from client.training.task import VoterTask
 from client.training.voter import load_scans
-from common.config import TrainingConfig
+from common.config import DataConfig, TrainingConfig
 from common.data import memory, volume
 from common.data.msd import Case, Dataset, write_dataset
 from common.data.volume_cache import VolumeCache
@@ -90,16 +90,26 @@ def dataset(tmp_path: Path) -> Dataset:
     )
 
 
-def tasks(data: Dataset, teachers: Path, private: PrivateSettings | None, *, voters: int = 2) -> tuple[VoterTask, ...]:
+def tasks(
+    dataset: Dataset,
+    teachers: Path,
+    private: PrivateSettings | None,
+    *,
+    voters: int = 2,
+    data: DataConfig = DATA,
+    recipe: TrainingConfig = RECIPE,
+    start: Path | None = None,
+) -> tuple[VoterTask, ...]:
     return plan_site(
-        data,
+        dataset,
         teachers=teachers,
-        data=DATA,
-        recipe=RECIPE,
+        data=data,
+        recipe=recipe,
         voters=voters,
         trainer="standard" if private is None else private.strategy,
         private=private,
         seed=1,
+        start=start,
     )
 
 
@@ -155,16 +165,7 @@ def test_a_start_that_is_another_networks_is_refused_before_anything_is_charged(
 ) -> None:
     save_weights(tmp_path / "start.pt", build_unet((4, 8, 16), in_channels=1, out_channels=3))
     with pytest.raises(InvalidInput, match="weights"):
-        plan_site(
-            dataset,
-            teachers=tmp_path / "t",
-            data=DATA,
-            recipe=RECIPE,
-            voters=1,
-            trainer="dp-sgd",
-            private=settings(),
-            start=tmp_path / "start.pt",
-        )
+        tasks(dataset, tmp_path / "t", settings(), voters=1, start=tmp_path / "start.pt")
     assert not (tmp_path / "t").exists()
 
 
@@ -178,15 +179,7 @@ def test_a_grid_that_the_network_or_its_patch_does_not_fit_is_refused_before_any
 ) -> None:
     data = replace(DATA, grid=(16, 16, 16) if recipe.patch else (8, 8, 8))
     with pytest.raises(InvalidInput, match="training"):
-        plan_site(
-            dataset,
-            teachers=tmp_path / "t",
-            data=data,
-            recipe=recipe,
-            voters=1,
-            trainer="dp-sgd",
-            private=settings(),
-        )
+        tasks(dataset, tmp_path / "t", settings(), voters=1, data=data, recipe=recipe)
     assert not (tmp_path / "t").exists()
 
 
