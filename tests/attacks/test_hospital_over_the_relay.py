@@ -88,7 +88,7 @@ class Nodes:
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
-    collection = CollectionConfig(batch_size=3, offer_deadline_s=5, deadline_s=5, patience_s=2)
+    collection = CollectionConfig(batch_size=3, offer_deadline_s=600, deadline_s=600, patience_s=2)
     with Federation(tmp_path / "fed", study=replace(make_study(), collection=collection), sites=3) as made:
         yield made
 

@@ -153,7 +153,7 @@ def open_page(browser) -> Iterator[Callable]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", base_url=url
         )
-        context.set_default_timeout(600_000)  # the machine may be slow
+        context.set_default_timeout(120_000)  # the machine may be slow
         page = context.new_page()
         watched = Watched([], [], [])
         page.on(

@@ -81,12 +81,13 @@ def test_a_stranger_is_led_to_the_sign_in_and_back(dashboard, open_page):
     assert "/login" in page.url
 
 
-def test_a_page_that_signs_out_asks_for_nothing_more(dashboard, open_page):
+@pytest.mark.parametrize(("page_name", "requested"), [("", "**/api/live/**"), ("study", "**/api/study")])
+def test_a_page_that_signs_out_asks_for_nothing_more(dashboard, open_page, page_name, requested):
     page = open_page(dashboard.url)  # fails on a 401 in the console
     asked, signing_out = [], []
-    page.route("**/api/live/**", lambda route: asked.append(route))  # the stream's request stays unanswered
+    page.route(requested, lambda route: asked.append(route))  # the request stays unanswered
     page.route("**/logout", lambda route: signing_out.append(route))
-    sign_in(page)
+    sign_in(page, target=f"/login?next=/{page_name}")
     while not asked:
         page.wait_for_timeout(50)
     page.get_by_role("button", name="Sign out").click(no_wait_after=True)

@@ -31,7 +31,7 @@ const plain = (u, v) => (v == null ? "–" : v.toLocaleString("en"));
 const fixed = (u, v) => (v == null ? "–" : v.toPrecision(4));
 
 async function json(path) {
-  const answer = await fetch(path, { headers: { accept: "application/json" } });
+  const answer = await request(path);
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
 }

@@ -53,12 +53,8 @@ function put(blocks) {
   body.dispatchEvent(new CustomEvent("blocks", { detail: Object.keys(blocks) }));
 }
 
-// A page whose user signs out asks for nothing more: the answer would be that nobody is signed in.
-const leaving = new AbortController();
-document.querySelector('form[action="/logout"]')?.addEventListener("submit", () => leaving.abort());
-
 function signedOut() {
-  if (leaving.signal.aborted) return;
+  if (leaving.aborted) return;
   const fields = [...document.querySelectorAll("main textarea, main form[method=post] input[type=text]")];
   if (fields.some((one) => one.value !== one.defaultValue)) {
     lost("your session has ended. Copy what you typed, then load the page again to sign in.");
@@ -97,7 +93,7 @@ const STUCK = "the dashboard cannot read the study.";
 
 // A tab that nobody looks at holds no stream: a browser opens six connections to a host, and a seventh tab would wait.
 function follow() {
-  if (leaving.signal.aborted) return;
+  if (leaving.aborted) return;
   if (document.hidden) {
     document.addEventListener("visibilitychange", follow, { once: true });
     return;
@@ -109,9 +105,9 @@ function follow() {
     source.close();
     clearInterval(watch);
     document.removeEventListener("visibilitychange", rest);
-    leaving.signal.removeEventListener("abort", over);
+    leaving.removeEventListener("abort", over);
   };
-  leaving.signal.addEventListener("abort", over);
+  leaving.addEventListener("abort", over);
   const rest = () => { if (document.hidden) { over(); follow(); } };
   document.addEventListener("visibilitychange", rest);
   source.addEventListener("blocks", (event) => {
@@ -134,10 +130,7 @@ async function poll() {
   let answered = 0;
   for (;;) {
     try {
-      const answer = await fetch(`/api/blocks/${pageName}`, {
-        headers: { accept: "application/json" },
-        signal: AbortSignal.any([AbortSignal.timeout(RETRY_MS * 2), leaving.signal]),
-      });
+      const answer = await request(`/api/blocks/${pageName}`, AbortSignal.timeout(RETRY_MS * 2));
       if (answer.status === 401) { signedOut(); return; }
       if (answer.ok) {
         const back = body.dataset.connection === "lost";
@@ -147,7 +140,7 @@ async function poll() {
         if (back || answered % 12 === 0) { follow(); return; } // it is back, or it is time to try the stream again
       } else lost(STUCK);
     } catch {
-      if (leaving.signal.aborted) return;
+      if (leaving.aborted) return;
       lost(GONE);
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
@@ -164,7 +157,7 @@ follow();
 const waiting = document.querySelector("[data-waits-for]");
 if (waiting) {
   const look = async () => {
-    const answer = await fetch(waiting.dataset.waitsFor, { headers: { accept: "application/json" } }).catch(() => null);
+    const answer = await request(waiting.dataset.waitsFor).catch(() => null);
     if (answer?.ok && (await answer.json()).state === "ready") location.reload();
     else setTimeout(look, 2000);
   };
@@ -174,7 +167,7 @@ if (waiting) {
 // --- jobs on the Ledger page: look again while one runs, without losing the place
 
 async function watchJob(path, done) {
-  const answer = await fetch(path, { headers: { accept: "application/json" } }).catch(() => null);
+  const answer = await request(path).catch(() => null);
   if (answer?.status === 401) return;
   if (answer?.ok && (await answer.json()).job.state !== "running") done();
   else setTimeout(() => watchJob(path, done), answer?.ok ? 700 : RETRY_MS);

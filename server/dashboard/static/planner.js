@@ -53,7 +53,7 @@ async function ask() {
   asking = new AbortController();
   const wishes = new URLSearchParams(new FormData(form));
   try {
-    const answer = await fetch(`/api/plan?${wishes}`, { signal: asking.signal, headers: { accept: "application/json" } });
+    const answer = await request(`/api/plan?${wishes}`, asking.signal);
     const result = await answer.json();
     if (answer.ok) {
       put(result);

@@ -24,7 +24,7 @@ const field = (name) => form.querySelector(`[data-view=${name}]`);
 const layer = () => form.querySelector("input[name=layer]:checked").value;
 
 async function load() {
-  const answer = await fetch(`/api/labels/${form.dataset.volume}/voxels?v=${form.dataset.key}`);
+  const answer = await request(`/api/labels/${form.dataset.volume}/voxels?v=${form.dataset.key}`);
   if (!answer.ok) throw new Error(`${answer.status}`);
   const bytes = new Uint8Array(await answer.arrayBuffer());
   const size = nx * ny * nz;

@@ -250,7 +250,7 @@ def test_patients_whose_names_look_alike_are_named_to_a_person_and_stay_two(tmp_
     (root / "patients.csv").write_text("\n".join(["case_id,patient_id", *(f"c{i},{n}" for i, n in enumerate(names))]))
     counted, alike = (one for one in check_data(root, ONE, DatasetSettings()) if one.check == "patients")
     assert counted.text.startswith("5 patients")
-    assert (alike.state, alike.text[:28]) == (State.NOTE, "3 names of patients look ali")
+    assert (alike.state, alike.text[:28]) == (State.NOTE, "3 names of patients look lik")
     assert alike.subject == r"'pat-1', 'pat\u20131', 'p\u0430t-1'"
     assert "pat-" not in alike.text + alike.remedy
 
