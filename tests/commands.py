@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import signal
+import subprocess
+import sys
 from typing import Any
 
+import pytest
 from click.testing import Result
 from typer import Typer
 from typer.testing import CliRunner
@@ -31,3 +37,25 @@ def refusal_of(app: Typer, *words: object, **more: Any) -> InvalidInput:
     done = CliRunner().invoke(app, [str(word) for word in words], **more)
     assert isinstance(done.exception, InvalidInput), done.output
     return done.exception
+
+
+def run_here(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run ``consilium`` as a terminal does, but in this process, which has imported the libraries already.
+
+    A process of its own needs seconds to import them. An expected error is one line of ``stderr``, with its exit code.
+    """
+    from consilium.cli.main import main
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            patched.setattr(sys, "argv", ["consilium", *map(str, words)])
+            patched.setattr(sys, "excepthook", sys.excepthook)
+            main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return subprocess.CompletedProcess(list(map(str, words)), code, out.getvalue(), err.getvalue())

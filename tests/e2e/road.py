@@ -27,6 +27,7 @@ from server.ledger.server_ledger import Ledger
 from server.public.public_files import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.commands import run_here
 from tests.studies import made_study
 from tests.waiting import events_of, until
 from tests.worlds import make_privacy
@@ -71,7 +72,7 @@ class Road(OfStudy):
     def disclosed(self, name: str, draw: str, auditor: Path) -> str:
         """Let a hospital disclose a draw to an auditor; return the file."""
         out = str(self.root / f"{name}.disclosure")
-        done = self.consilium(
+        done = run_here(
             *("site", "disclose", draw, "--to", str(auditor / "auditor.json"), "--yes"),
             *("--site-dir", str(self.sites[name]), "--out", out),
         )

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from server.dashboard.auth import Role, users_file
 from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.commands import run_here
 from tests.e2e.daemons import running
 from tests.server.dashboard.conftest import PASSWORD, looked_at
 from tests.studies import made_study
@@ -33,11 +32,6 @@ from tests.worlds import make_study
 pytestmark = pytest.mark.slow
 
 CASES, QUERIES, BAD = 100, 2, "doe-041"
-
-
-def consilium(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from consilium.cli.main import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
 def write_data(root: Path) -> tuple[list[Case], tuple[str, ...], tuple[str, ...]]:
@@ -64,31 +58,31 @@ def test_one_bad_case_in_a_hundred_stops_nothing_and_is_known_to_its_site_only(t
     sites = write_sites(workspace, tmp_path / "sites", names=["north", "south"], data=tmp_path / "data")
     north = str(sites["north"])
 
-    doctor = consilium("site", "doctor", "--site-dir", north, "--data", str(tmp_path / "data" / "north"))
+    doctor = run_here("site", "doctor", "--site-dir", north, "--data", str(tmp_path / "data" / "north"))
     assert re.search(rf"\({BAD}\): .*damaged", doctor.stdout)
     for directory in sites.values():
-        agreed = consilium("site", "consent", "--site-dir", str(directory), "--by", "Ada", "--yes")
+        agreed = run_here("site", "consent", "--site-dir", str(directory), "--by", "Ada", "--yes")
         assert agreed.returncode == 0, agreed.stderr
-        trained = consilium("site", "train", "--site-dir", str(directory), "--jobs", "1")
+        trained = run_here("site", "train", "--site-dir", str(directory), "--jobs", "1")
         assert trained.returncode == 0, trained.stderr
         if directory == sites["north"]:
             assert re.search(f"{BAD}: .*damaged; to fix: ", trained.stdout)
     report = json.loads((sites["north"] / "teachers" / "voter-000" / "train.json").read_text())["report"]
     assert (report["trained_on"] + report["held_out"], report["empty_slots"]) == (CASES - 1, 1)
-    shown = json.loads(consilium("site", "cases", "--site-dir", north, "--json").stdout)
+    shown = json.loads(run_here("site", "cases", "--site-dir", north, "--json").stdout)
     assert [one["case"] for one in shown["left_out"]] == [BAD]
 
     with running(workspace, sites):
-        done = consilium("study", "run", str(workspace.root), "--json")
+        done = run_here("study", "run", str(workspace.root), "--json")
         assert done.returncode == 0, done.stderr
     with Ledger.open(workspace.ledger_file) as ledger:
         answers = ledger.answers(study.id)
         assert len(answers) == QUERIES
         assert all(ledger.spent(f"{site}/patients").releases == QUERIES for site in sites)
 
-    refused = consilium("site", "cases", "--site-dir", north, "--for-server")
+    refused = run_here("site", "cases", "--site-dir", north, "--for-server")
     assert (refused.returncode, refused.stdout) == (6, "")
-    status = consilium("site", "status", "--site-dir", north, "--json").stdout
+    status = run_here("site", "status", "--site-dir", north, "--json").stdout
     assert json.loads(status)["shared"] == {}
     for path in (path for path in tmp_path.joinpath("server").rglob("*") if path.is_file()):
         content = path.read_bytes()
@@ -99,9 +93,9 @@ def test_one_bad_case_in_a_hundred_stops_nothing_and_is_known_to_its_site_only(t
 
     with (sites["north"] / "site.toml").open("a") as policy:
         policy.write("\n[share]\ncase_counts = true\n")
-    told = json.loads(consilium("site", "cases", "--site-dir", north, "--for-server").stdout)
+    told = json.loads(run_here("site", "cases", "--site-dir", north, "--for-server").stdout)
     assert (told["cases_listed"], told["cases_left_out"]) == (CASES, 1)
-    status = consilium("site", "status", "--site-dir", north, "--json").stdout
+    status = run_here("site", "status", "--site-dir", north, "--json").stdout
     page = sites_page(workspace, tmp_path / "after", status)
     assert "<dt>cases_left_out</dt><dd>1</dd>" in page
     assert PatientIdentity.FILE.sentence in page

@@ -15,6 +15,7 @@ import pytest
 
 from common.config import CollectionConfig
 from consilium.demo import federation as daemons
+from tests.commands import run_here
 from tests.e2e.daemons import running
 from tests.e2e.dishonest import OPEN, pushes, serving
 from tests.e2e.road import PRIVACY, Road, build
@@ -32,13 +33,13 @@ def test_in_an_open_study_every_such_code_is_refused_and_its_site_named_and_the_
     monkeypatch.setattr(daemons, "worker", serving({PUSHER: pushes(8)}, program=OPEN))
     with running(workspace, sites) as federation:
         road = Road(root=tmp_path, workspace=workspace, sites=sites, federation=federation)
-        done = road.consilium("study", "run", str(workspace.root))
+        done = run_here("study", "run", str(workspace.root))
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(road.answers()) == 4
     refused = road.events("code-refused")
     assert {(event["site"], event["reason"]) for event in refused} == {(PUSHER, "code-norm")}
     assert sum(event["codes"] for event in refused) == 4  # each of them, in every batch
-    status = json.loads(road.consilium("study", "status", str(workspace.root), "--json").stdout)
+    status = json.loads(run_here("study", "status", str(workspace.root), "--json").stdout)
     assert {name: site.get("refused", 0) for name, site in status["sites"].items()} == dict.fromkeys(NAMES, 0) | {
         PUSHER: 4
     }

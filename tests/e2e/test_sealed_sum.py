@@ -20,6 +20,7 @@ from common.config import CollectionConfig
 from common.privacy.mechanism import AccountantName
 from server.ledger.verify import verify
 from server.operations.supervisor import start_run
+from tests.commands import run_here
 from tests.e2e.daemons import running
 from tests.e2e.road import (
     PRIVACY,
@@ -85,11 +86,11 @@ def test_those_who_confirmed_each_other_answer_everything_and_the_ledgers_agree(
 
 def test_heads_are_countersigned_at_the_end_of_the_run_and_verify_counts_the_witnesses(road: Road) -> None:
     """All sites countersign the server's head. A hospital's head is countersigned by the peers that confirmed it."""
-    found = json.loads(road.consilium("verify", str(road.workspace.root), "--json").stdout)["countersigned"]
+    found = json.loads(run_here("verify", str(road.workspace.root), "--json").stdout)["countersigned"]
     assert (sorted(found["witnesses"]), found["size"], found["problems"]) == (list(NAMES), found["rows"], [])
     assert {event["site"] for event in road.events("witnessed")} == set(NAMES)
     assert road.events("witness-missing") == road.events("witness-disagrees") == []
-    own = json.loads(road.consilium("verify", str(road.sites[NAMES[0]]), "--json").stdout)["countersigned"]
+    own = json.loads(run_here("verify", str(road.sites[NAMES[0]]), "--json").stdout)["countersigned"]
     assert sorted(own["witnesses"]) == list(NAMES[1:-1])
 
 
@@ -101,24 +102,24 @@ def test_a_hospital_that_confirmed_nobody_sends_nothing_and_is_told_what_to_do(r
     peers = site_status(road.sites[STRANGER])["peers"]
     assert isinstance(peers, dict)
     assert all(name in str(peers["problems"]) for name in NAMES[:-1])
-    shown = json.loads(road.consilium("site", "peers", "--site-dir", str(road.sites[STRANGER]), "--json").stdout)
+    shown = json.loads(run_here("site", "peers", "--site-dir", str(road.sites[STRANGER]), "--json").stdout)
     assert {(peer["standing"], "an offer" in peer["heard"]) for peer in shown["peers"]} == {("NOT CONFIRMED", True)}
 
 
 def test_the_list_of_peers_fetched_over_the_network_shows_them_confirmed(road: Road) -> None:
-    shown = road.consilium("site", "peers", "--site-dir", str(road.sites[NAMES[0]]), "--fetch", "--json")
+    shown = run_here("site", "peers", "--site-dir", str(road.sites[NAMES[0]]), "--fetch", "--json")
     assert shown.returncode == 0, shown.stderr
     assert {peer["standing"] for peer in json.loads(shown.stdout)["peers"]} == {"confirmed"}
 
 
 def test_a_dispute_about_a_draw_of_honest_hospitals_finds_nobody(road: Road) -> None:
     study, auditor = str(road.workspace.root), road.root / "auditor"
-    assert road.consilium("dispute", "keys", str(auditor)).returncode == 0
-    draw = road.consilium("dispute", "evidence", study).stdout.split()[0]
+    assert run_here("dispute", "keys", str(auditor)).returncode == 0
+    draw = run_here("dispute", "evidence", study).stdout.split()[0]
     evidence = road.root / "evidence.json"
-    assert road.consilium("dispute", "evidence", study, draw, "--out", str(evidence)).returncode == 0
+    assert run_here("dispute", "evidence", study, draw, "--out", str(evidence)).returncode == 0
     files = [road.disclosed(name, draw, auditor) for name in NAMES[:-1]]
-    done = road.consilium(
+    done = run_here(
         *("dispute", "judge", str(evidence), *files, "--keys", str(auditor)),
         *("--peers", str(road.peers_file), "--out", str(road.root / "judged.json"), "--json"),
     )

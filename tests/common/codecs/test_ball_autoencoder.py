@@ -447,25 +447,26 @@ def real_maps(folder: Path) -> tuple[DataConfig, list[np.ndarray], list[np.ndarr
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.faults) for seed in (1, 2))])
 def test_held_out_real_maps_come_back_a_tenth_better_than_the_mean_shape_with_half_the_coordinates_alive(
-    hippocampus: Path, monkeypatch: pytest.MonkeyPatch
+    hippocampus: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """The lengths are l = 8, 16, 32 with three seeds each; to save time, a third of the steps and a sixth of the
-    copies.
+    """The lengths are l = 8, 16, 32; to save time, a third of the steps and a sixth of the copies.
+
+    ``make test-experiment`` runs all three seeds, ``make test-slow`` the first.
     """
     monkeypatch.setattr(ball_autoencoder, "STEPS", 100)
     data, maps, others = real_maps(hippocampus)
-    for seed in range(3):
-        for length in (8, 16, 32):
-            study = make_study(data=data, codec=CodecConfig("ball-ae", max_dimension=length, augmentations=40))
-            codec: Codec = fit_codec(study, maps, noise_std=0.024, seed=seed)
-            assert codec.dimension == length
-            codes = np.stack([codec.encode(one_hot(m, 3)) for m in others])
-            decoded = [codec.decode(code, noise_std=0.0).argmax(0).astype(np.uint8) for code in codes]
-            mean_shape = codec.decode(np.zeros(length), noise_std=0.0).argmax(0).astype(np.uint8)
-            reached = np.mean([mean_dice(d, m, 3) for d, m in zip(decoded, others, strict=True)])
-            floor = np.mean([mean_dice(mean_shape, m, 3) for m in others])
-            alive = (codes.var(axis=0) > CodecContract.variance_floor / length).mean()
-            print(f"seed={seed} l={length} dice={reached:.3f} mean_shape={floor:.3f} alive={alive:.2f}")
-            assert reached >= floor + 0.10
-            assert alive >= 0.5
+    for length in (8, 16, 32):
+        study = make_study(data=data, codec=CodecConfig("ball-ae", max_dimension=length, augmentations=40))
+        codec: Codec = fit_codec(study, maps, noise_std=0.024, seed=seed)
+        assert codec.dimension == length
+        codes = np.stack([codec.encode(one_hot(m, 3)) for m in others])
+        decoded = [codec.decode(code, noise_std=0.0).argmax(0).astype(np.uint8) for code in codes]
+        mean_shape = codec.decode(np.zeros(length), noise_std=0.0).argmax(0).astype(np.uint8)
+        reached = np.mean([mean_dice(d, m, 3) for d, m in zip(decoded, others, strict=True)])
+        floor = np.mean([mean_dice(mean_shape, m, 3) for m in others])
+        alive = (codes.var(axis=0) > CodecContract.variance_floor / length).mean()
+        print(f"seed={seed} l={length} dice={reached:.3f} mean_shape={floor:.3f} alive={alive:.2f}")
+        assert reached >= floor + 0.10
+        assert alive >= 0.5
