@@ -66,7 +66,6 @@ LONGEST = (
     "tests/browser/test_dashboard.py",
     "tests/e2e/test_second_study.py",
     "tests/common/privacy/test_noise_audit.py",
-    "tests/e2e/test_pushed.py",
     "tests/browser/test_process.py",
     "tests/e2e/test_tutorial.py",
     "tests/client/training/test_side_by_side.py",

@@ -76,28 +76,27 @@ def test_the_page_fits_and_is_clean_in_every_state(state: str, tmp_path: Path, o
     pictures.mkdir(parents=True, exist_ok=True)
     with serving(make_own_site(tmp_path, state)) as address:
         origin = address.partition("/?")[0]
-        for width, height in SIZES:
-            for dark in (False, True):
-                page = open_page(origin, width=width, height=height, dark=dark)
-                look(page, address)
-                assert page.locator(".status .tag").inner_text() == CHIPS[state]
-                if state.startswith("after-"):
-                    page.get_by_label("Case").select_option("3")
-                    page.get_by_role("button", name="Show").click()
-                    page.wait_for_selector("#viewer.drawn")
-                    shown = {"after-a-student": 4, "after-a-withdrawal": 2}.get(state, 3)
-                    assert page.locator(".thumb img").count() == shown
-                    adapted = page.get_by_label("adapted", exact=True)
-                    if state == "after-a-withdrawal":
-                        assert adapted.count() == 0  # the withdrawn patient has trained it
-                    else:
-                        adapted.check()
-                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-                page.evaluate(AXE.read_text())
-                run = "axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] })"
-                found = page.evaluate(run)["violations"]
-                assert [(one["id"], [node["target"] for node in one["nodes"]]) for one in found] == []
-                page.screenshot(path=pictures / f"{state}-{width}{'-dark' if dark else ''}.png", full_page=True)
+        for (width, height), dark in zip(SIZES, (False, True), strict=True):
+            page = open_page(origin, width=width, height=height, dark=dark)
+            look(page, address)
+            assert page.locator(".status .tag").inner_text() == CHIPS[state]
+            if state.startswith("after-"):
+                page.get_by_label("Case").select_option("3")
+                page.get_by_role("button", name="Show").click()
+                page.wait_for_selector("#viewer.drawn")
+                shown = {"after-a-student": 4, "after-a-withdrawal": 2}.get(state, 3)
+                assert page.locator(".thumb img").count() == shown
+                adapted = page.get_by_label("adapted", exact=True)
+                if state == "after-a-withdrawal":
+                    assert adapted.count() == 0  # the withdrawn patient has trained it
+                else:
+                    adapted.check()
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            page.evaluate(AXE.read_text())
+            run = "axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] })"
+            found = page.evaluate(run)["violations"]
+            assert [(one["id"], [node["target"] for node in one["nodes"]]) for one in found] == []
+            page.screenshot(path=pictures / f"{state}-{width}{'-dark' if dark else ''}.png", full_page=True)
 
 
 def test_other_hospitals_names_and_keys_are_readable_on_a_phone(browser) -> None:

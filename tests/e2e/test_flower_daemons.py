@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -63,7 +60,6 @@ nodes = {nodes}
     "server/__init__.py": "",
     "client/__init__.py": "",
     "client/app.py": """
-import os
 from pathlib import Path
 here = Path(os.environ["FLWR_HOME"])
 (here / "foreign-code-ran").touch()
@@ -171,46 +167,51 @@ def test_a_registered_node_is_admitted_and_a_stranger_refused(tmp_path: Path) ->
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-@pytest.mark.slow
-def test_a_key_is_good_for_one_node_until_it_is_withdrawn(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Yield a running SuperLink to which every test admits nodes of its own."""
     with ProcessGroup() as group:
-        federation = start(group, tmp_path)
-        site = federation.node("A", 1)
-        node_id = register_node(federation.server, site.keys.public, name="A")
-        daemon = group.start(supernode(site))
-        assert "[code: 2004]" in expect_refused(group, federation.node("A", 2))
-        group.stop(daemon)
-        with pytest.raises(DaemonFailed, match="admitted the node 'A'"):
-            expect_refused(group, site)  # so the check itself can fail
-
-        unregister_node(federation.server, node_id)
-        assert "[code: 2004]" in expect_refused(group, site)
+        yield start(group, tmp_path_factory.mktemp("shared"))
 
 
 @pytest.mark.slow
-def test_keys_that_superlink_knows_already_keep_the_nodes_they_have_unless_they_were_withdrawn(tmp_path: Path) -> None:
-    with ProcessGroup() as group:
-        server = start(group, tmp_path).server
-        keys = {name: create_node_keys(tmp_path / name).public for name in ("A", "B")}
-        # An interrupted command may end here.
-        given = {name: register_node(server, key, name=name) for name, key in keys.items()}
-        assert {name: register_node(server, key, name=name) for name, key in keys.items()} == given
-        unregister_node(server, given["A"])
-        with pytest.raises(DaemonFailed, match="already in use"):
-            register_node(server, keys["A"], name="A")
-        assert register_node(server, keys["B"], name="B") == given["B"]
+def test_a_key_is_good_for_one_node_until_it_is_withdrawn(federation: Federation) -> None:
+    group, server = federation.group, federation.server
+    site = federation.node("A", 1)
+    node_id = register_node(server, site.keys.public, name="A")
+    daemon = group.start(supernode(site))
+    assert "[code: 2004]" in expect_refused(group, federation.node("A", 2))
+    group.stop(daemon)
+    with pytest.raises(DaemonFailed, match="admitted the node 'A'"):
+        expect_refused(group, site)  # so the check itself can fail
+
+    unregister_node(server, node_id)
+    assert "[code: 2004]" in expect_refused(group, site)
 
 
 @pytest.mark.slow
-def test_a_node_that_trusts_another_authority_never_gets_through(tmp_path: Path) -> None:
-    with ProcessGroup() as group:
-        federation = start(group, tmp_path)
-        right = federation.node("A", 1)
-        register_node(federation.server, right.keys.public, name="A")
-        wrong = replace(right, root_certificates=create_authority(tmp_path / "other").certificate)
-        with pytest.raises(DaemonFailed, match=r"without an answer|neither admitted"):
-            expect_refused(group, wrong, timeout_s=600)
-        assert [node.status for node in list_nodes(federation.server)] == ["registered"]
+def test_keys_that_superlink_knows_already_keep_the_nodes_they_have_unless_they_were_withdrawn(
+    federation: Federation, tmp_path: Path
+) -> None:
+    server = federation.server
+    keys = {name: create_node_keys(tmp_path / name).public for name in ("B", "C")}
+    # An interrupted command may end here.
+    given = {name: register_node(server, key, name=name) for name, key in keys.items()}
+    assert {name: register_node(server, key, name=name) for name, key in keys.items()} == given
+    unregister_node(server, given["B"])
+    with pytest.raises(DaemonFailed, match="already in use"):
+        register_node(server, keys["B"], name="B")
+    assert register_node(server, keys["C"], name="C") == given["C"]
+
+
+@pytest.mark.slow
+def test_a_node_that_trusts_another_authority_never_gets_through(federation: Federation, tmp_path: Path) -> None:
+    right = federation.node("D", 3)
+    node_id = register_node(federation.server, right.keys.public, name="D")
+    wrong = replace(right, root_certificates=create_authority(tmp_path / "other").certificate)
+    with pytest.raises(DaemonFailed, match=r"without an answer|neither admitted"):
+        expect_refused(federation.group, wrong, timeout_s=600)
+    assert [node.status for node in list_nodes(federation.server) if node.node_id == node_id] == ["registered"]
 
 
 @contextlib.contextmanager
@@ -287,54 +288,3 @@ def test_nobody_without_the_node_s_secret_is_handed_its_messages(tmp_path: Path)
             time.sleep(0.2)
         assert intruder.wait(600) is not None, log.read_text()
         assert not list(tmp_path.rglob("foreign-code-ran"))
-
-
-CTRL_C = """
-import signal, sys, time
-from pathlib import Path
-sys.path[:0] = [{root!r}, {here!r}]
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from test_flower_daemons import foreign_app, start
-from client.operations.daemons import launcher, supernode
-from common.process import ProcessGroup
-from server.operations.daemons import register_node, submit, superexec
-folder = Path({where!r})
-with ProcessGroup() as group:
-    federation = start(group, folder)
-    group.start(superexec(federation.server, relay=folder))
-    site = federation.node("A", 0)
-    register_node(federation.server, site.keys.public, name="A")
-    group.start_all([supernode(site), launcher(site)])
-    submit(federation.server, foreign_app(folder / "app", out=folder / "out", nodes=99))
-    (folder / "submitted").touch()
-    time.sleep(300)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_flower_process_outlives_its_parent(tmp_path: Path, signum: signal.Signals) -> None:
-    root, here = str(Path(__file__).parents[2]), str(Path(__file__).parent)
-    code = CTRL_C.format(root=root, here=here, where=str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL) as parent:
-        submitted = (tmp_path / "submitted").exists
-        until(lambda: submitted() and any("serverapp" in line for line in commands(tmp_path)), "the federation")
-        assert len(commands(tmp_path)) >= 5  # superlink, superexec, supernode, launcher, the ServerApp
-        parent.send_signal(signum)
-        parent.wait(600)
-    if signum == signal.SIGKILL:  # the parent no longer waits for Flower's shutdown
-        until(lambda: not commands(tmp_path), lambda: commands(tmp_path))
-    assert commands(tmp_path) == []
-
-
-def commands(folder: Path) -> list[str]:
-    """Return the command lines, as the kernel states them, of processes whose environment contains ``folder``."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            environment = Path("/proc", pid, "environ").read_bytes()
-            if str(folder).encode() in environment:
-                found.append(Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found

@@ -9,7 +9,6 @@ hospitals' codes and of noise that the server drew.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +35,8 @@ QUERIES, DELTA = 2, 1e-3
 OPEN = make_privacy(delta=DELTA, planned_queries=QUERIES, unit=Unit.PATIENT)
 PAPER = replace(OPEN, unit=Unit.HOSPITAL, accountant=AccountantName.PAPER)
 STEPS = 3
+OTHERS = [pytest.param(name, marks=pytest.mark.faults) for name in sorted(STRATEGIES.keys() - {"dp-mac"})]
+"""Strategies whose study ``make test-experiment`` runs and ``make test-slow`` does not."""
 
 
 def ended(
@@ -51,12 +52,7 @@ def ended(
     return Ended(workspace, sites, json.loads(issued.json.read_text(encoding="utf-8")))
 
 
-def also_elsewhere(names: Iterable[str], *, always: str) -> list[object]:
-    """Return the names as parameters. ``make test-experiment`` runs all, ``make test-slow`` only ``always``."""
-    return [pytest.param(name, marks=() if name == always else pytest.mark.faults) for name in sorted(names)]
-
-
-@pytest.mark.parametrize("strategy", also_elsewhere(STRATEGIES, always="dp-mac"))
+@pytest.mark.parametrize("strategy", ["dp-mac", *OTHERS])
 def test_hospitals_with_private_teachers_answer_a_study_and_both_books_say_what_it_cost(
     strategy: str, tmp_path: Path
 ) -> None:
@@ -77,7 +73,8 @@ def test_hospitals_with_private_teachers_answer_a_study_and_both_books_say_what_
         assert 3.9 < accountant.get_epsilon(DELTA) <= 4.001
 
 
-@pytest.mark.parametrize("name", also_elsewhere(["ball-ae", "paper-pca"], always="ball-ae"))
+@pytest.mark.faults  # only make test-experiment runs it
+@pytest.mark.parametrize("name", ["ball-ae", "paper-pca"])
 def test_both_algorithms_of_pate_run_open_with_the_papers_accountant(name: str, tmp_path: Path) -> None:
     """The server adds up ball codes or projections, adds the noise of eq (15), decodes, and trains the student."""
     from common.data.synthetic import study_data

@@ -20,7 +20,7 @@ from tests.e2e.daemons import running
 from tests.e2e.dishonest import OPEN, pushes, serving
 from tests.e2e.road import PRIVACY, Road, build
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 
 NAMES = tuple(f"site-{k}" for k in range(4))
 OPENLY, PUSHER = replace(PRIVACY, quorum=3, planned_queries=4), "site-2"

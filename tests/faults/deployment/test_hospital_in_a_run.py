@@ -21,9 +21,9 @@ from tests.attacks import rogue_node
 from tests.e2e.daemons import running
 from tests.e2e.road import QUERIES, Road, build
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HONEST = ("north", "south")
 ROGUES = {"brook": "missing_child", "cliff": "never_comes", "delta": "flood"}
 REASONS = {"brook": {"malformed"}, "cliff": {"malformed"}, "delta": {"malformed", "unsigned"}}

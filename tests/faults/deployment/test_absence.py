@@ -18,7 +18,7 @@ from tests.e2e.daemons import running
 from tests.e2e.road import QUERIES, build
 from tests.waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 
 UP = ("killed", "slow", "well-a", "well-b")
 COLLECTION = CollectionConfig(batch_size=QUERIES // 2, offer_deadline_s=20.0, deadline_s=5.0, patience_s=25.0)
