@@ -88,7 +88,6 @@ class OpenLedger(ABC, Generic[B]):
         try:
             with chain.snapshot():
                 self._catch_up()
-                chain.ledger_id = self._books.key.ledger_id
                 self._check_head()
             if chain.public_key not in (None, self._books.key.public_key):
                 raise InvalidInput(
@@ -336,7 +335,10 @@ class OpenLedger(ABC, Generic[B]):
 
     def _catch_up(self) -> None:
         for row in self._chain.new_rows():
+            if row.kind == "key" and self._books.row_count:
+                self._check_signature(row)
             self._books.enter(row)
+            self._chain.ledger_id = self._books.key.ledger_id
         self._look_back()
 
     def _look_back(self) -> None:
@@ -355,15 +357,19 @@ class OpenLedger(ABC, Generic[B]):
             self._touched, self._look_from = False, ended + (LOOK_SHARE * took if took > QUICK_S else 0.0)
 
     def _check_head(self) -> None:
-        """Check the signature of the newest head, and that each key signed the row that introduces the next key.
-
-        Without the second check anybody could append a row that introduces a key, and then every other row.
-        """
+        """Check that a head by the ledger's key covers the newest row."""
         head, last = self._chain.head(), self._chain.last
         if last is None or (head.seq, head.hash) != (last.seq, last.hash):
             raise LedgerCorrupt("the newest row is not covered by a signed head", row=head.seq)
-        introduced = [self._chain.row(seq) for seq, _ in self._books.key.history[1:]]
-        for row, signed in (*((row, self._chain.head(row.seq)) for row in introduced), (last, head)):
-            by_key = signed.public_key == self._books.key.at(row.seq) and signed.hash == row.hash
-            if not by_key or not signed.is_genuine():
-                raise LedgerCorrupt("the signature of this row's head is not by the ledger's key", row=row.seq)
+        self._check_signature(last)
+
+    def _check_signature(self, row: Row) -> None:
+        """Check that the key in force at a row signed the row's head.
+
+        Each row that introduces a key is checked before it is entered, also while the ledger is open. Otherwise anybody
+        could append a row that introduces a key, and then every other row.
+        """
+        signed = self._chain.head(row.seq)
+        by_key = signed.public_key == self._books.key.at(row.seq) and signed.hash == row.hash
+        if not by_key or not signed.is_genuine():
+            raise LedgerCorrupt("the signature of this row's head is not by the ledger's key", row=row.seq)

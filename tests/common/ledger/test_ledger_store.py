@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from common.clock import utc_now
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
 from common.ledger import base_ledger, chain, sqlite_file
 from common.ledger.charges import (
@@ -30,8 +31,9 @@ from common.ledger.charges import (
     StudyTerms,
     charge_of,
 )
+from common.ledger.keys import public_hex
 from common.ledger.receipts import Receipt
-from common.ledger.records import ReuseRecord
+from common.ledger.records import KeyRecord, ReuseRecord
 from common.ledger.rows import Position
 from common.privacy.accounting import MAX_POOL_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
@@ -592,6 +594,19 @@ def test_a_rotated_key_takes_over_and_the_old_one_is_refused(world: World) -> No
     world.key = new
     world.reopen()
     assert len(world.release(queries(3), batch="b3").answers) == 1
+
+
+def test_an_open_ledger_refuses_a_key_that_another_process_appended_without_the_ledgers_key(world: World) -> None:
+    stranger = Ed25519PrivateKey.generate()
+    with closing(chain.Chain.open(world.path, role="server", signing_key=stranger, clock=utc_now)) as forged:
+        forged.ledger_id, rows = world.ledger.ledger_id, list(forged.new_rows())
+        with forged.transaction():
+            forged.append("key", KeyRecord(public_hex(stranger), forged.possession(stranger)).to_json())
+    for _ in range(2):
+        with pytest.raises(LedgerCorrupt, match="not by the ledger's key") as refused:
+            world.ledger.spent("aachen-mri")
+        assert refused.value.row == len(rows) + 1
+    assert world.ledger.public_keys == {public_hex(world.key)}
 
 
 def test_a_new_schema_is_refused_and_an_old_one_without_a_migration_too(world: World) -> None:
