@@ -296,12 +296,12 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
     from server.operations import provision
     from server.operations.daemons import unregister_node
     from server.operations.supervisor import flower_server
-    from server.study.revocations import is_noted
+    from server.study.revocations import noted_revoked
 
     workspace = Workspace(directory)
     whole = provision.revoke(workspace, site, unregister=lambda node: unregister_node(flower_server(workspace), node))
     say(f"revoked {site}: the gateway refuses its key from now on")
-    if site in workspace.revoked_names() and not is_noted(workspace, site):
+    if site in workspace.revoked_names() and site not in noted_revoked(workspace):
         say("the ledger could not be written; the next run notes the revocation there, you need do nothing", err=True)
     if workspace.study().gate.verdicts:
         from server.study.gate import publish_verdicts

@@ -47,8 +47,8 @@ from server.operations.one_port import BEHIND, BehindPort, read_behind, write_be
 from server.operations.supervisor import SOCKET, prepare_network
 from server.public.public_files import PEERS, said_file
 from server.study import create_study as setup
-from server.study.revocations import is_noted, note_revoked
-from server.study.workspace import Endpoint, Site, Workspace
+from server.study.revocations import note_revoked, noted_revoked
+from server.study.workspace import LEFT, Endpoint, Site, Workspace
 
 INTERNAL_DAYS = 3650
 """Validity in days of the certificates that only the server's own processes use among themselves."""
@@ -409,6 +409,15 @@ def _admit(
             "pool or key",
             remedy="create a new study here (`consilium study init`), which the site joins with `consilium site join`",
         )
+    if unknown := noted_revoked(workspace) - entered - {site.name for site in left}:
+        raise InvalidInput(
+            "revoked sites are missing from the lists of registered and of deleted sites, so it is unknown which node "
+            "keys are never admitted again",
+            value=", ".join(sorted(unknown)),
+            limit=f"each site that the ledger notes as revoked, in sites.json or {LEFT}",
+            remedy=f"put the newest copies of sites.json and {LEFT} back into {workspace.root}; if they are lost, "
+            "create a new study here (`consilium study init`)",
+        )
     for what, value, taken in (
         ("site", request.site, entered | {node.site for node in others} | {site.name for site in left}),
         ("patient pool", request.pool, {site.pool for site in known}),
@@ -620,7 +629,7 @@ def unlisted(workspace: Workspace) -> list[str]:
 def _was_revoked(workspace: Workspace, site: str) -> bool:
     """Return whether a list of the study or the ledger names a site as revoked or as deleted."""
     named = workspace.revoked_names() | {one.name for one in workspace.left()}
-    return site in named or is_noted(workspace, site)
+    return site in named | noted_revoked(workspace)
 
 
 def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:

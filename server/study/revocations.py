@@ -34,19 +34,18 @@ def note_revoked(workspace: Workspace, site: str) -> None:
         ledger.note(f"{site}{REVOKED}{workspace.study().id}")
 
 
-def is_noted(workspace: Workspace, site: str) -> bool:
-    """Return whether the ledger notes that a site is revoked.
+def noted_revoked(workspace: Workspace) -> frozenset[str]:
+    """Return the sites that the ledger notes as revoked from the study.
 
     Args:
         workspace: The study.
-        site: The site's name.
 
     Returns:
-        True if it does; False also if the ledger cannot be read.
+        Their names; none if the ledger cannot be read.
     """
     with suppress(ConsiliumError, OSError), Ledger.open(workspace.ledger_file) as ledger:
-        return site in ledger.revoked(workspace.study().id)
-    return False
+        return ledger.revoked(workspace.study().id)
+    return frozenset()
 
 
 def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:

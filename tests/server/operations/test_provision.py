@@ -790,6 +790,21 @@ def test_a_forgotten_site_is_not_admitted_after_the_list_of_forgotten_sites_was_
         approve(workspace, request)
 
 
+def test_no_new_site_is_admitted_while_the_list_of_forgotten_sites_and_their_keys_is_lost(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """The ledger knows the names of revoked sites, but not their node keys."""
+    request = join(workspace, tmp_path / "a", "north")
+    approve(workspace, request)
+    provision.revoke(workspace, "north", unregister=lambda node: None)
+    forget(workspace, "north")
+    lost, other = (workspace.root / "left.json").rename(tmp_path / "lost"), join(workspace, tmp_path / "b", "south")
+    with pytest.raises(InvalidInput, match=r"unknown which node keys.*north.*left\.json"):
+        approve(workspace, replace(other, node_key=request.node_key))
+    lost.rename(workspace.root / "left.json")
+    assert approve(workspace, other).name == "south"
+
+
 def test_each_fingerprint_is_printed_with_the_name_of_its_key(workspace: Workspace, tmp_path: Path) -> None:
     approve(workspace, join(workspace, tmp_path / "a", "north"))
     (site,) = provision.standings(workspace, nodes={})
