@@ -85,10 +85,13 @@ class OpenLedger(ABC, Generic[B]):
         self._chain, self._books = chain, books
         self._restoring, self._kept_at = False, 0
         self._touched, self._look_from = False, 0.0
+        self._unsigned = False  # True while the head over rows of another process has not been checked
         try:
             with chain.snapshot():
-                self._catch_up()
+                self._enter_new_rows()
                 self._check_head()
+                self._look_back()
+            self._unsigned = False
             if chain.public_key not in (None, self._books.key.public_key):
                 raise InvalidInput(
                     "signing key",
@@ -334,12 +337,23 @@ class OpenLedger(ABC, Generic[B]):
         return self._books
 
     def _catch_up(self) -> None:
+        """Enter the rows of other processes; raise LedgerCorrupt if the ledger's key did not sign the last one's head.
+
+        Every later call raises it too. Otherwise this ledger's next head would cover a row that anybody appended.
+        """
+        self._enter_new_rows()
+        if self._unsigned and self._chain.last is not None:
+            self._check_signature(self._chain.last)
+            self._unsigned = False
+        self._look_back()
+
+    def _enter_new_rows(self) -> None:
         for row in self._chain.new_rows():
             if row.kind == "key" and self._books.row_count:
                 self._check_signature(row)
             self._books.enter(row)
             self._chain.ledger_id = self._books.key.ledger_id
-        self._look_back()
+            self._unsigned = True
 
     def _look_back(self) -> None:
         """Check that the rows read earlier are unchanged, if somebody else changed the file. Other processes may only

@@ -33,7 +33,7 @@ from common.ledger.charges import (
 )
 from common.ledger.keys import public_hex
 from common.ledger.receipts import Receipt
-from common.ledger.records import KeyRecord, ReuseRecord
+from common.ledger.records import KeyRecord, NoteRecord, ReuseRecord
 from common.ledger.rows import Position
 from common.privacy.accounting import MAX_POOL_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
@@ -58,6 +58,7 @@ from tests.common.ledger.ledger_world import (
 from tests.worlds import receipts_of
 
 MECHANISM = make_mechanism(room_for=10)
+STRANGER = Ed25519PrivateKey.generate()
 
 
 def queries(*numbers: int, mechanism: Mechanism = MECHANISM, edition: int = 1) -> list[QuerySpec]:
@@ -597,16 +598,30 @@ def test_a_rotated_key_takes_over_and_the_old_one_is_refused(world: World) -> No
 
 
 def test_an_open_ledger_refuses_a_key_that_another_process_appended_without_the_ledgers_key(world: World) -> None:
-    stranger = Ed25519PrivateKey.generate()
-    with closing(chain.Chain.open(world.path, role="server", signing_key=stranger, clock=utc_now)) as forged:
+    with closing(chain.Chain.open(world.path, role="server", signing_key=STRANGER, clock=utc_now)) as forged:
         forged.ledger_id, rows = world.ledger.ledger_id, list(forged.new_rows())
         with forged.transaction():
-            forged.append("key", KeyRecord(public_hex(stranger), forged.possession(stranger)).to_json())
+            forged.append("key", KeyRecord(public_hex(STRANGER), forged.possession(STRANGER)).to_json())
     for _ in range(2):
         with pytest.raises(LedgerCorrupt, match="not by the ledger's key") as refused:
             world.ledger.spent("aachen-mri")
         assert refused.value.row == len(rows) + 1
     assert world.ledger.public_keys == {public_hex(world.key)}
+
+
+def test_an_open_ledger_covers_no_row_with_its_head_that_another_process_appended_without_the_key(world: World) -> None:
+    with closing(chain.Chain.open(world.path, role="server", signing_key=STRANGER, clock=utc_now)) as forged:
+        forged.ledger_id, rows = world.ledger.ledger_id, list(forged.new_rows())
+        with forged.transaction():
+            forged.append("note", NoteRecord("not by this ledger").to_json())
+    for use in (
+        lambda: world.ledger.spent("aachen-mri"),
+        lambda: world.ledger.note("mine"),
+        lambda: world.ledger.books,
+    ):
+        with pytest.raises(LedgerCorrupt, match="not by the ledger's key") as refused:
+            use()
+        assert refused.value.row == len(rows) + 1
 
 
 def test_a_new_schema_is_refused_and_an_old_one_without_a_migration_too(world: World) -> None:

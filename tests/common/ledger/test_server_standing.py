@@ -955,7 +955,7 @@ def test_an_error_of_the_disk_while_a_ledger_is_opened_is_reported_as_such(
         ledger._chain._db.execute("ROLLBACK")
         raise StorageFailed("disk I/O error")
 
-    monkeypatch.setattr(Ledger, "_catch_up", fail)
+    monkeypatch.setattr(Ledger, "_enter_new_rows", fail)
     with pytest.raises(StorageFailed, match="disk I/O error"):
         Ledger.open(world.path)
 
