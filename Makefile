@@ -78,8 +78,8 @@ test-fuzz: $(DEV)  ## fuzz worker and core with 20,000 messages of each kind, th
 test-faults: $(DEV)  ## kill, disconnect and starve real daemons; needs root, and gcore for one test; an hour
 	$(BIN)/python -m pytest -m faults tests/faults/deployment
 
-test-experiment: $(DEV)  ## run the papers' experiment as its page prints it, every strategy and codec over real daemons, all fits of the ball encoder; minutes
-	$(BIN)/python -m pytest -m "faults or slow" tests/e2e/test_paper_experiment.py tests/e2e/test_papers_studies.py tests/common/codecs/test_ball_autoencoder.py
+test-experiment: $(DEV)  ## run the papers' experiment as its page prints it, every strategy and codec and two studies of one ledger over real daemons, all fits of the ball encoder; minutes
+	$(BIN)/python -m pytest -m "faults or slow" tests/e2e/test_paper_experiment.py tests/e2e/test_papers_studies.py tests/e2e/test_second_study.py tests/common/codecs/test_ball_autoencoder.py
 
 test-docker: $(DEV)  ## run the federation in containers, from nothing to a student; starts a container engine if none runs
 	docker/engine.sh run $(BIN)/python -m pytest -m docker tests/docker

@@ -64,7 +64,6 @@ LONGEST = (
     "tests/consilium/audit/test_audit_run.py",
     "tests/e2e/test_sealed_sum.py",
     "tests/browser/test_dashboard.py",
-    "tests/e2e/test_second_study.py",
     "tests/common/privacy/test_noise_audit.py",
     "tests/browser/test_process.py",
     "tests/e2e/test_tutorial.py",

@@ -1,6 +1,7 @@
 """Tests a second study of the same hospitals over real daemons: server and sites add both studies to one total.
 
 ``tests/server/test_shared_ledger.py`` tests that each ledger by itself refuses a study beyond the budget.
+It runs real daemons for minutes, so only ``make test-experiment`` runs it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from server.ledger.verify import verify
 from tests.e2e.consortium import POOL_EPSILON, SITES, collect, consortium_of, costs
 from tests.e2e.daemons import running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 
 
 def test_both_ledgers_show_the_sum_of_two_studies(tmp_path: Path) -> None:
