@@ -21,6 +21,7 @@ from nibabel.spatialimages import HeaderDataError
 from common.errors import InvalidInput
 
 LEAST_SPACING_MM, MOST_SPACING_MM = 0.01, 100.0
+MOST_ORIGIN_MM = 1e6  # a kilometre; from about 1e15 mm on, floats cannot tell one voxel's place from the next
 SIZE_TOLERANCE = 0.01  # relative, between two statements of a voxel's size
 SHEAR_OF_ROUNDING, MOST_SHEAR = 0.005, 0.5  # cosine between two voxel axes
 MOST_TURN_DEGREES = 5.0  # between sform and qform
@@ -78,7 +79,7 @@ def placement(header: nib.Nifti1Header) -> tuple[Affine, tuple[str, ...]]:
 
 
 def check_affine(affine: Affine) -> None:
-    """Refuse an affine that is singular, not finite, sheared beyond 30° or of impossible voxel sizes.
+    """Refuse an affine that is singular, not finite, sheared beyond 30°, far away or of impossible voxel sizes.
 
     Args:
         affine: Voxel → mm, shape [4, 4].
@@ -95,6 +96,13 @@ def check_affine(affine: Affine) -> None:
             value=tuple(float(f"{size:.3g}") for size in sizes),
             limit=f"{LEAST_SPACING_MM} to {MOST_SPACING_MM:g}",
             remedy="export the scan again with its spacing in mm",
+        )
+    if (origin := float(np.abs(affine[:3, 3]).max())) > MOST_ORIGIN_MM:
+        raise InvalidInput(
+            "distance of the first voxel from the scanner's origin in mm",
+            value=f"{origin:.3g}",
+            limit=f"{MOST_ORIGIN_MM:g}",
+            remedy="export the scan again with its position in mm",
         )
     if shear(affine) > MOST_SHEAR:
         raise InvalidInput(

@@ -444,6 +444,7 @@ simple("spacing-below-a-hundredth-mm", lambda: both(np.diag([1e-3, 1e-3, 1e-3, 1
 simple("spacing-of-half-a-metre", lambda: both(np.diag([500.0, 500, 500, 1])))
 simple("slices-twenty-times-the-studys", lambda: both(np.diag([1.0, 1, 20, 1])))
 simple("units-say-metre-numbers-say-mm", lambda: in_units(1, 1.0))
+simple("origin-beyond-the-precision-of-floats", lambda: both(moved(1e18, 0, 0)))
 simple("shear-of-forty-degrees", lambda: both(sheared(float(np.sin(np.radians(40)))), qform=0))
 
 
