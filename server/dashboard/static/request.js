@@ -1,5 +1,5 @@
-// Loaded before every other script of a page, which sends its requests with this function. A page whose user signs out asks
-// for nothing more: the answer would be that nobody is signed in.
+// A page loads this script first; its other scripts send their requests with `request`. A page whose user signs out asks for
+// nothing more: the answer would be that nobody is signed in.
 
 const leaving = new AbortController();
 document.addEventListener("submit", (event) => {
