@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sqlite3
 import tracemalloc
@@ -76,15 +77,17 @@ def test_charges_that_are_undone_leave_what_was_there_before() -> None:
 
 
 def kept(work: Callable[[int], object], *, early: int, late: int) -> float:
-    """Return the bytes of memory that ``work`` keeps for each item between the two counts."""
+    """Return the bytes of memory that ``work`` keeps for each item between the two counts, without garbage."""
+    sizes = []
     tracemalloc.start()
     try:
-        work(early)
-        before = tracemalloc.get_traced_memory()[0]
-        work(late)
-        return (tracemalloc.get_traced_memory()[0] - before) / (late - early)
+        for count in (early, late):
+            work(count)
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
+    return (sizes[1] - sizes[0]) / (late - early)
 
 
 @pytest.mark.slow
