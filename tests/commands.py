@@ -7,19 +7,23 @@ import io
 import signal
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 from typer import Typer
-from typer.testing import CliRunner
+from typer.main import get_command
 
 from common.errors import InvalidInput
+
+_command = cache(get_command)
+"""Typer builds an application's commands anew for every call, which takes longer than many commands do."""
 
 
 def ended(app: Typer, *words: object, **more: Any) -> Result:
     """Run a command and return its result; raise its error, if any. ``more`` are arguments of ``CliRunner.invoke``."""
-    done = CliRunner().invoke(app, [str(word) for word in words], **more)
+    done = CliRunner().invoke(_command(app), [str(word) for word in words], **more)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done
@@ -34,7 +38,7 @@ def typed(app: Typer, *words: object, **more: Any) -> Result:
 
 def refusal_of(app: Typer, *words: object, **more: Any) -> InvalidInput:
     """Return the error of a command that refuses its arguments."""
-    done = CliRunner().invoke(app, [str(word) for word in words], **more)
+    done = CliRunner().invoke(_command(app), [str(word) for word in words], **more)
     assert isinstance(done.exception, InvalidInput), done.output
     return done.exception
 

@@ -29,7 +29,7 @@ from tests.server.dashboard.conftest import PASSWORD, looked_at
 from tests.studies import made_study
 from tests.worlds import make_study
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 
 CASES, QUERIES, BAD = 100, 2, "doe-041"
 
