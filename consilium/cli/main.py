@@ -25,7 +25,7 @@ from common.canonical import MAX_INTEGER
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
 from common.plain import plain
 from common.system_errors import DISK, explain
-from consilium.cli.say import interrupt_once, interruptible, say, say_unexpected
+from consilium.cli.say import ignore_interrupts, interrupt_once, interruptible, say, say_unexpected
 
 _GROUPS: dict[str, tuple[str, str, str]] = {
     "study": ("consilium.cli.study", "study_app", "Define, publish, run and follow a study."),
@@ -269,6 +269,8 @@ def main() -> None:
         # The user named a file as a ledger that is not a ledger.
         refused = ledger_error(error, "not a ledger, or damaged; to fix: give a ledger's file, NAME.sqlite")
         _fail(refused, verbose=verbose)
+    finally:
+        ignore_interrupts()  # the command has ended; its exit code and output stand
 
 
 def _working_folder_is_gone() -> bool:

@@ -86,7 +86,7 @@ def interruptible(told: str = "interrupted: run the same command again to resume
     try:
         yield
     except KeyboardInterrupt:
-        _handle(_ignore, instead_of=(_interrupt,))
+        ignore_interrupts()
         say(told, err=True)
         raise typer.Exit(130) from None
     finally:
@@ -103,8 +103,13 @@ def interrupt_once() -> dict[int, Any]:
     return _handle(_interrupt, instead_of=(signal.SIG_DFL, signal.default_int_handler, _ignore))
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on, unless somebody else handles them."""
     _handle(_ignore, instead_of=(_interrupt,))
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    ignore_interrupts()
     raise KeyboardInterrupt
 
 

@@ -437,6 +437,27 @@ main()
     assert (child.returncode, said, list(scratch.iterdir())) == (130, "interrupted\n", [])
 
 
+def test_signals_after_the_end_of_a_command_change_neither_its_output_nor_its_exit_code(tmp_path):
+    """Libraries clean up for some time after a training; Ctrl-C printed a traceback of theirs."""
+    held = """
+import atexit, time
+from consilium.cli.main import main
+
+def leave():
+    print("leaving", flush=True)
+    time.sleep(0.5)
+
+atexit.register(leave)
+main()
+"""
+    child, output, _ = started(held, tmp_path, lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    assert "leaving\n" in iter(output.readline, "")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        child.send_signal(number)
+    _, said = child.communicate(timeout=60)
+    assert (child.returncode, [line.split(":")[0] for line in said.splitlines()]) == (0, ["phantoms"] * 2)
+
+
 def test_ctrl_c_at_a_question_answers_no_and_the_next_one_ends_the_command(monkeypatch):
     """As at the question whether to spend a budget although the plan advises against it."""
 
