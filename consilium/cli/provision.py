@@ -168,10 +168,11 @@ def list_sites(directory: StudyDir, as_json: AsJson = False) -> None:
     Example: consilium provision list trial
     """
     from server.operations import provision
+    from server.operations.port_certificate import port_certificate
 
     workspace = Workspace(directory)
     workspace.endpoint()  # raises an error with the remedy if the server is not set up
-    shown = provision.certificate(workspace, now=datetime.now(UTC))
+    shown = port_certificate(workspace, now=datetime.now(UTC))
     nodes = _nodes(workspace)
     sites, broken_off = provision.standings(workspace, nodes=nodes or {}), provision.broken_off(workspace)
     unlisted = provision.unlisted(workspace)
@@ -387,6 +388,7 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
     Example: consilium server status trial
     """
     from server.operations import provision
+    from server.operations.port_certificate import port_certificate
     from server.operations.supervisor import daemon_standings, no_daemons
     from server.study.status import disk_problem, ledger_problem
 
@@ -398,7 +400,7 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
     nodes = _nodes(workspace) if running else None
     sites = [] if nodes is None else [one for one in provision.standings(workspace, nodes=nodes) if one.admitted]
     if (workspace.port_keeper().gateway_dir / "server.crt").exists():
-        shown = provision.certificate(workspace, now=datetime.now(UTC))
+        shown = port_certificate(workspace, now=datetime.now(UTC))
     if as_json:
         facts = {
             "daemons": [dataclasses.asdict(one) for one in found],

@@ -209,7 +209,8 @@ def main() -> None:
     given = parser.parse_args()
     log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    asyncio.run(serve(given.socket, superlink=given.superlink, superlink_ca=given.superlink_ca))
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has ended
+        asyncio.run(serve(given.socket, superlink=given.superlink, superlink_ca=given.superlink_ca))
 
 
 if __name__ == "__main__":

@@ -377,7 +377,8 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     files = GatewayFiles(objects=given.objects, nodes=given.nodes, certificate=given.certificate, key=given.key)
     try:
-        asyncio.run(serve(files, bind=given.bind, port=given.port, socket=given.fleet))
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has ended
+            asyncio.run(serve(files, bind=given.bind, port=given.port, socket=given.fleet))
     except DaemonFailed as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -19,7 +19,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from cryptography.x509 import DNSName
@@ -40,7 +40,6 @@ from common.pki import (
     node_fingerprint,
     read_node_public_key,
     subject_names,
-    validity,
 )
 from common.public_keys import is_fingerprint
 from server.operations.one_port import BEHIND, BehindPort, read_behind, write_behind
@@ -52,9 +51,6 @@ from server.study.workspace import LEFT, Endpoint, Site, Workspace
 
 INTERNAL_DAYS = 3650
 """Validity in days of the certificates that only the server's own processes use among themselves."""
-
-RENEW_DAYS = 21
-"""If the public port's certificate has fewer days left than this, the operator is told to renew it."""
 
 Register = Callable[[Path, str], int]
 """Function that registers a node key with SuperLink, given the key's file and the site's name; returns the node id."""
@@ -255,44 +251,6 @@ def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None =
         now=now,
     )
     return expires(folder / "server.crt")
-
-
-@dataclass(frozen=True, slots=True)
-class CertificateStanding:
-    """State of the public port's certificate.
-
-    Attributes:
-        until: Time at which the certificate expires.
-        over: True if it is not valid now: it has expired, or it begins later.
-        line: One line for the operator, with the remedy if the certificate is not valid now or expires within
-            :data:`RENEW_DAYS` days.
-    """
-
-    until: datetime
-    over: bool
-    line: str
-
-
-def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
-    """Return the state of the public port's certificate, which sites see when they connect.
-
-    Args:
-        workspace: The study.
-        now: The time to compare with.
-
-    Returns:
-        The state.
-    """
-    since, until = validity(workspace.port_keeper().gateway_dir / "server.crt")
-    line, clock, over = f"certificate valid until {until:%Y-%m-%d}", "", not since <= now < until
-    if now >= until:
-        line = f"CERTIFICATE EXPIRED on {until:%Y-%m-%d %H:%M} UTC: no site can open a new connection"
-    elif now < since:
-        line = f"CERTIFICATE NOT YET VALID, only from {since:%Y-%m-%d %H:%M} UTC: no site can open a new connection"
-        clock = "set this server's clock if it is wrong, otherwise "
-    if over or until - now < timedelta(days=RENEW_DAYS):
-        line += f"; to fix: {clock}`consilium provision renew {shlex.quote(str(workspace.root))}`"
-    return CertificateStanding(until, over, line)
 
 
 def make_kit(workspace: Workspace, site: str, out: Path) -> None:

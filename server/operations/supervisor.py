@@ -59,6 +59,7 @@ from server.operations.daemons import (
 )
 from server.operations.listener import cannot_listen
 from server.operations.one_port import BEHIND, read_behind
+from server.operations.port_certificate import certificate_obstacle
 from server.study.locks import held_alone
 from server.study.run_state import DIED, SUPERVISED, supervised
 from server.study.workspace import BUSY, Workspace
@@ -352,7 +353,7 @@ def serve(
         kept.append(
             keep(
                 spec=lambda: replace(gateway_daemon(workspace, bind=bind), ready=watch.ask),
-                obstacle=partial(port_taken, bind, endpoint.port),
+                obstacle=lambda: certificate_obstacle(workspace) or port_taken(bind, endpoint.port),
                 offline=watch,
             )
         )

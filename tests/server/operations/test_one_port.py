@@ -22,6 +22,7 @@ from common.supervision import KeptRunning
 from server.operations import provision, supervisor
 from server.operations.gateway import GatewayFiles, gateway_app
 from server.operations.one_port import BEHIND, BehindPort, OnePort, read_behind, write_behind
+from server.operations.port_certificate import port_certificate
 from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
 from tests.studies import approve, join, made_study, served_study
@@ -191,7 +192,7 @@ def test_putting_a_study_behind_a_port_again_changes_nothing(studies: tuple[Work
 def test_the_certificate_of_the_port_is_renewed_from_any_of_its_studies(studies: tuple[Workspace, Workspace]) -> None:
     first, second = studies
     until = provision.renew(second, valid_days=700)
-    assert provision.certificate(first, now=NOW).until == provision.certificate(second, now=NOW).until == until
+    assert port_certificate(first, now=NOW).until == port_certificate(second, now=NOW).until == until
 
 
 def test_a_study_that_cannot_share_another_studys_port_is_refused_with_a_remedy(

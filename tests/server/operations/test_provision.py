@@ -42,6 +42,7 @@ from server.ledger.server_ledger import Ledger
 from server.operations import provision
 from server.operations.exact import CertificateHosts
 from server.operations.leaving import forget
+from server.operations.port_certificate import certificate_obstacle, port_certificate
 from server.public.material import CodecRecord
 from server.public.public_files import PEERS, said_file
 from server.study import create_study as setup
@@ -583,17 +584,32 @@ def test_the_operator_is_told_of_a_certificate_that_expired_or_is_not_valid_yet(
     now, root = datetime.now(UTC), str(workspace.root)
     provision.renew(workspace, valid_days=22)
     for days, words in ((0, "certificate valid until"), (10, "; to fix: `consilium"), (23, "CERTIFICATE EXPIRED on")):
-        assert words in provision.certificate(workspace, now=now + timedelta(days=days)).line
-    assert re.search("EXPIRED on .* UTC", provision.certificate(workspace, now=now + timedelta(days=23)).line)
-    early = provision.certificate(workspace, now=now - timedelta(days=1))  # by a clock that was set back
+        assert words in port_certificate(workspace, now=now + timedelta(days=days)).line
+    assert re.search("EXPIRED on .* UTC", port_certificate(workspace, now=now + timedelta(days=23)).line)
+    early = port_certificate(workspace, now=now - timedelta(days=1))  # by a clock that was set back
     assert early.over
     assert re.search(
         "NOT YET VALID.* UTC.*to fix: set this server's clock if it is wrong, otherwise `consilium provision renew",
         early.line,
     )
-    monkeypatch.setattr(provision, "validity", lambda _: (now - timedelta(days=9), now - timedelta(days=1)))
-    for command in (["provision", "list", root], ["server", "status", root]):
-        assert re.search("EXPIRED.*to fix: `consilium provision renew", CliRunner().invoke(app, command).stdout)
+    expired = (now - timedelta(days=9), now - timedelta(days=1))
+    monkeypatch.setattr("server.operations.port_certificate.validity", lambda _: expired)
+    told = [
+        CliRunner().invoke(app, command).stdout for command in (["provision", "list", root], ["server", "status", root])
+    ]
+    for said in (
+        *told,
+        certificate_obstacle(workspace),
+    ):  # `server up` says it instead of starting the gateway
+        assert re.search("EXPIRED.*to fix: `consilium provision renew", said)
+
+
+def test_a_server_whose_certificate_is_damaged_says_so_and_keeps_its_other_daemons(workspace: Workspace) -> None:
+    assert certificate_obstacle(workspace) == ""
+    (workspace.gateway_dir / "server.crt").write_bytes(b"damaged")
+    assert "server.crt" in certificate_obstacle(workspace)
+    (workspace.gateway_dir / "server.crt").unlink()
+    assert "server.crt" in certificate_obstacle(workspace)
 
 
 def test_the_server_s_status_says_that_an_older_copy_of_the_ledger_was_put_in_its_place(
@@ -659,7 +675,7 @@ def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Wor
     assert done.exit_code == 7
     assert json.loads(done.stdout) == {
         "daemons": [],
-        "certificate": (shown := provision.certificate(workspace, now=datetime.now(UTC))).line,
+        "certificate": (shown := port_certificate(workspace, now=datetime.now(UTC))).line,
         "certificate_until": shown.until.isoformat(),
         "ledger": None,
         "disk": None,
