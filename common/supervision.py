@@ -200,6 +200,7 @@ def all_of_a_study(
 class _Slot:
     kept: KeptRunning
     daemon: Daemon | None = None
+    last: DaemonSpec | None = None
     ready: bool = False
     started: float = 0.0
     due: float = 0.0
@@ -276,7 +277,12 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def _start(self, slot: _Slot) -> None:
-        spec = slot.kept.spec()
+        last = slot.last
+        # Otherwise an empty folder would be made where a study or a site was, and would be in the way of its return.
+        if last is not None and not (home := last.log.parent.parent).is_dir():
+            self._again(slot, last, f"the folder {home} is gone; to fix: put it back", killed=False, said="")
+            return
+        slot.last = spec = slot.kept.spec()
         if why := slot.kept.obstacle():
             self._again(slot, spec, why, killed=False, said="")
             return
@@ -561,7 +567,7 @@ def json_report(path: Path) -> Report:
         line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **facts})
         print(line, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             append_line(path, line.encode() + b"\n")
 
     return report

@@ -279,6 +279,25 @@ with ProcessGroup() as group:
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_where_a_folder_was_moved_away_nothing_is_made_and_its_daemon_starts_again_once_it_is_back(
+    world: World, tmp_path: Path
+) -> None:
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    spec = replace(world.spec("", ready=lambda: True), cwd=site / "work", log=site / "logs" / "one.log")
+    supervisor = world.supervisor(KeptRunning(spec=lambda: spec))
+    world.until(supervisor, lambda: bool(world.of("daemon-ended")))
+    site.rename(elsewhere)
+    world.now += 2.0
+    supervisor.step()
+    assert world.of("daemon-ended")[-1]["why"] == f"the folder {site} is gone; to fix: put it back"
+    json_report(site / "logs" / "facts")("event")
+    assert not site.exists()
+    elsewhere.rename(site)
+    world.now += 100.0
+    supervisor.step()
+    assert len(world.of("daemon-started")) == 2
+
+
 def test_a_daemon_whose_port_is_taken_is_not_started_and_nothing_is_ready(world: World) -> None:
     taken = ["cannot listen on 0.0.0.0:8443: another program has it; to fix: end that program"]
     told: list[str] = []
