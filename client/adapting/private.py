@@ -28,7 +28,7 @@ from client.adapting.networks import as_increments
 from client.policy import SiteConfig, load_site
 from client.records.adapted_folder import FOLDER, private_folder, private_slots
 from client.site.books import writing_teachers
-from client.teachers.pulled_student import STUDENT_DIR, check_pulled, pulled_statement
+from client.teachers.pulled_student import STUDENT_DIR, check_pulled, signed_files
 from client.training.command import PrivateOptions
 from client.training.private.charge import charge_adapted, record_adapted
 from client.training.private.settings import STRATEGIES, PrivateSettings
@@ -36,15 +36,13 @@ from client.training.private.teachers import check_network
 from client.training.site import scans_in_slots, seated
 from client.training.task import VoterReport, VoterTask
 from client.training.voter import is_finished, train_voter
-from common.bundle_archive import to_archive
-from common.canonical import digest, sha256_bytes
+from common.canonical import digest
 from common.config import Study
 from common.data.dataset import Dataset, PatientIdentity, Problem
-from common.errors import SAME_VERSION, InvalidInput
+from common.errors import InvalidInput
 from common.models.bundle_configs import inference, metadata_of
 from common.models.bundle_facts import BundlePrivacy, LibraryVersions
 from common.models.student_bundle import (
-    FILES,
     INFERENCE,
     LICENCE,
     METADATA,
@@ -150,7 +148,7 @@ def adapt_privately(
             "folder of the adapted network holds something else", value=str(target), remedy="choose another --out"
         )
     folder = site_dir / STUDENT_DIR / "bundle"
-    cost = _proven(site_dir)
+    cost = BundlePrivacy.from_json(lenient_json(signed_files(site_dir)[PRIVACY]))
     check_pulled(site_dir)  # this network may leave the hospital, which a student that is held back may not
     bundle = student_of(folder, study)
     recipe = recipe_of(bundle, study)
@@ -194,30 +192,6 @@ def _warnings(dataset: Dataset, task: VoterTask, settings: PrivateSettings) -> l
     """Return the reasons why the training's guarantee may protect a person less than it seems."""
     large = warn_about(settings.delta, unit=Unit.PATIENT, units=task.training_slots)
     return [*([] if large is None else [large]), *(pair.sentence for pair in dataset.doubled)]
-
-
-def _proven(site_dir: Path) -> BundlePrivacy:
-    """Return the pulled student's privacy cost; raise InvalidInput unless the bundle is byte for byte the signed one.
-
-    If the student had been trained on patients without a guarantee, the guarantee of this training would be false.
-    """
-    folder = site_dir / STUDENT_DIR / "bundle"
-    try:
-        files = {name: (folder / name).read_bytes() for name in FILES}
-    except OSError as error:
-        raise InvalidInput(
-            "student to begin from",
-            value=str(folder),
-            limit="a pulled student",
-            remedy="run `consilium site student pull`",
-        ) from error
-    if sha256_bytes(to_archive(files)) != pulled_statement(site_dir).bundle:
-        raise InvalidInput(
-            "student's bundle is not the one that the server signed",
-            value=str(folder),
-            remedy=f"run `consilium site student pull`; if it is refused again, {SAME_VERSION}",
-        )
-    return BundlePrivacy.from_json(lenient_json(files[PRIVACY]))
 
 
 def _deal(config: SiteConfig) -> str:

@@ -27,15 +27,16 @@ from client.policy import SiteConfig, load_site
 from client.site.books import read_books
 from client.site.fetch import OnBytes, OnWait, PublicObjects
 from client.teachers.bundle_values import check_same, read_values, regenerate
-from common.bundle_archive import from_archive
+from common.bundle_archive import from_archive, to_archive
+from common.canonical import sha256_bytes
 from common.config import Study
-from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.errors import SAME_VERSION, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import charge_of
 from common.ledger.keys import public_hex
 from common.ledger.receipts import Receipt, row_hashes
 from common.ledger.records import ReceiptRecord, RecoveryRecord, parse_record
 from common.models.bundle_facts import BundlePrivacy
-from common.models.student_bundle import METADATA, PRIVACY, write_bundle
+from common.models.student_bundle import FILES, METADATA, PRIVACY, write_bundle
 from common.objects import write_atomically
 from common.privacy.accounting import Guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName
@@ -262,6 +263,31 @@ def pulled_statement(site_dir: Path) -> StudentStatement:
         _check_signed(statement, study=study, keys=config.server.signing_public_keys)
         _check_facts(BundlePrivacy.from_json(facts), statement, study)
     return statement
+
+
+def signed_files(site_dir: Path) -> dict[str, bytes]:
+    """Return the files of the pulled student; refuse them unless they are byte for byte those that the server signed.
+
+    A verdict, figures or a guarantee about another network than the signed one would be false.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        File contents by path in the bundle.
+
+    Raises:
+        InvalidInput: If a file is missing or differs, or :func:`pulled_statement` refuses the student.
+    """
+    statement, folder = pulled_statement(site_dir), site_dir / STUDENT_DIR / "bundle"
+    files = {name: path.read_bytes() for name in FILES if (path := folder / name).is_file()}
+    if files.keys() != set(FILES) or sha256_bytes(to_archive(files)) != statement.bundle:
+        raise InvalidInput(
+            "student's bundle is not the one that the server signed",
+            value=str(folder),
+            remedy=f"run `consilium site student pull`; if it is refused again, {SAME_VERSION}",
+        )
+    return files
 
 
 def check_pulled(site_dir: Path) -> None:

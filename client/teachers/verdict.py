@@ -15,7 +15,7 @@ from pathlib import Path
 from client.policy import SiteConfig, load_site
 from client.site.books import open_books
 from client.teachers.evaluation import Evaluation
-from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR, pulled_statement
+from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR, pulled_statement, signed_files
 from common.canonical import sha256_bytes, sha256_file
 from common.config import Study
 from common.errors import InvalidInput
@@ -87,7 +87,7 @@ def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None)
 
     Raises:
         InvalidInput: If a file exists, if both options name the same file, or if a file is asked for and
-            :func:`~client.teachers.pulled_student.pulled_statement` refuses the student.
+            :func:`~client.teachers.pulled_student.signed_files` refuses the student.
     """
     outputs = {"--verdict": verdict, "--figures": figures}
     begun = _begun(site_dir)
@@ -124,7 +124,6 @@ def give_statements(
         InvalidInput: If :func:`check_outputs` or :func:`word_of` refuses, if no structure has enough patients for
             figures, or if another student was pulled during the evaluation.
     """
-    check_outputs(site_dir, verdict=verdict, figures=figures)
     word = None if verdict is None else word_of(evaluation)  # 1.
     dice = None if figures is None else _figures_to_sign(evaluation)
     if word is None and dice is None:
@@ -137,6 +136,7 @@ def give_statements(
             limit="the student that was evaluated",
             remedy="run `consilium site evaluate` again",
         )
+    check_outputs(site_dir, verdict=verdict, figures=figures)
     (config, study, bundle), time = _judged(site_dir), format_time(now)
     said: SiteVerdict | None = None
     measured: SiteFigures | None = None
@@ -196,6 +196,7 @@ def _is_left_over(out: Path, begun: Mapping[str, str]) -> bool:
 
 
 def _judged(site_dir: Path) -> tuple[SiteConfig, Study, str]:
-    """Return the site's policy, its study, and the hash of the pulled student's archive."""
+    """Return the site's policy, its study, and the hash of the pulled student's archive; refuse a changed student."""
     config = load_site(site_dir)
+    signed_files(site_dir)
     return config, config.load_study(), pulled_statement(site_dir).bundle

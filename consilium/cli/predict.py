@@ -11,6 +11,7 @@ import typer
 from common.errors import InvalidInput
 from consilium.cli.options import ResultAsJson, counting, folder_to_write, triple
 from consilium.cli.say import say
+from consilium.cli.site_student import check_student
 
 SOME_LEFT_OUT = 12
 """Exit code if some files were left out and the label maps of all others were written."""
@@ -100,6 +101,7 @@ def predict(
         for what, folder in (("--dicom", dicom), ("--model", model)):
             if not folder.exists():
                 raise InvalidInput(what, value=str(folder), limit="an existing folder")
+        _check_pulled(model)
         from consilium.predict_dicom import predict_dicom
 
         written = predict_dicom(
@@ -120,6 +122,7 @@ def predict(
         if path is not None and not path.exists():  # check before slow imports
             raise InvalidInput(what, value=str(path), limit="an existing file or folder", remedy="check the path")
 
+    _check_pulled(model)
     from consilium.predict import predict_images
 
     with counting("predicting") as on_case:
@@ -142,3 +145,12 @@ def predict(
         files = f"{done.left_out} of {done.left_out + done.used} files were left out, the results of the others written"
         say(f"error: {files}; to fix: see the reasons above, or in {out / 'scores.json'}", err=True)
         raise typer.Exit(SOME_LEFT_OUT)
+
+
+def _check_pulled(model: Path) -> None:
+    """Check the signed statement beside a student, if the model is the one in a site's directory."""
+    from client.teachers.pulled_student import STUDENT_DIR
+
+    site_dir = model.absolute().parent.parent
+    if model.absolute() == site_dir / STUDENT_DIR / "bundle" and (site_dir / "site.toml").is_file():
+        check_student(site_dir, made="the result is")

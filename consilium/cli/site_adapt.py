@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from common.errors import InvalidInput, Refused
+from common.errors import InvalidInput
 from consilium.cli.options import CORES, Again, OwnCases, ResultAsJson, SiteDir, counting, folder_to_write
 from consilium.cli.say import interruptible, json_text, say
+from consilium.cli.site_student import check_student
 
 STRENGTH, DELTA, RELATION = 1.0, 1e-5, "add-remove"
 """Defaults of options. Another value is refused if the command would not read it."""
@@ -108,8 +109,6 @@ def adapt(
     from client.adapting.adapted import text
     from client.adapting.methods import Method
     from client.adapting.private import adapt_privately
-    from client.policy import load_site
-    from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled
     from client.training.command import PrivateOptions
 
     if way is not None and way not in tuple(Method):
@@ -147,13 +146,8 @@ def adapt(
             )
         say(json_text(done.to_json()) if as_json else done.to_text())
         return
-    if student is None and (
-        (site_dir / STUDENT_DIR / STATEMENT).is_file() or load_site(site_dir).load_study().gate.verdicts
-    ):
-        try:
-            check_pulled(site_dir)
-        except Refused as held:
-            say(f"warning: the network is made from a student that is not released: {held}", err=True)
+    if student is None:
+        check_student(site_dir, made="the network is")
     options = AdaptOptions(
         site_dir,
         student,

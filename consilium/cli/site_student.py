@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.errors import InvalidInput
+from common.errors import InvalidInput, Refused
 from common.wording import many
 from consilium.cli.options import AsJson, OwnCases, SiteDir, counting, file_to_write, folder_to_write
 from consilium.cli.say import json_text, say
@@ -94,6 +94,33 @@ def _say_gate(site_dir: Path, pulled: PulledStudent) -> None:
         )
 
 
+def check_student(site_dir: Path, *, made: str = "") -> None:
+    """Check the signed statement beside the pulled student; print a note if it is absent.
+
+    Args:
+        site_dir: The site's directory.
+        made: What is made with the student and a verb, for a warning that the student is not released; empty to
+            evaluate it, which needs no release.
+    """
+    from client.policy import load_site
+    from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled, pulled_statement
+
+    needed = bool(made) and load_site(site_dir).load_study().gate.verdicts
+    if not needed and not (site_dir / STUDENT_DIR / STATEMENT).is_file():
+        say(
+            "note: the server's signed statement is not beside the student, so the student was not checked; "
+            "`consilium site student pull` fetches both",
+            err=True,
+        )
+    elif not made:
+        pulled_statement(site_dir)
+    else:
+        try:
+            check_pulled(site_dir)
+        except Refused as held:
+            say(f"warning: {made} made from a student that is not released: {held}", err=True)
+
+
 def evaluate(
     site_dir: SiteDir,
     data: OwnCases = None,
@@ -163,6 +190,8 @@ def evaluate(
             limit="without --native, because hospitals' figures are compared on the study's grid",
         )
     check_outputs(site_dir, verdict=verdict, figures=figures)
+    if model is None:
+        check_student(site_dir)
     torch.set_num_threads(1)
     with counting("cases") as on_case:
         result, folder = evaluate_student(

@@ -57,14 +57,18 @@ def student_train(
 def student_export(directory: StudyDir) -> None:
     """Export the student as a MONAI bundle that states its privacy cost.
 
+    Verdicts count for one bundle only. If the ledger's head or the network changed, hospitals sign them again.
     Example: consilium student export trial
     """
     from server.aggregation.pipeline import locked_events
     from server.postprocess.bundle import export_student
+    from server.study.gate import shut_line
 
     with locked_events(Workspace(directory)) as (workspace, events):
         export_student(workspace, events=events)
-    say(f"bundle: {Workspace(directory).bundle_dir}")
+    say(f"bundle: {workspace.bundle_dir}")
+    if line := shut_line(workspace):
+        say(line)
 
 
 @student_app.command("verdict")

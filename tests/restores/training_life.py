@@ -223,7 +223,8 @@ class Hospital:
         start.parent.mkdir(parents=True, exist_ok=True)
         start.write_bytes(b"a student")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(leaving, "_proven", lambda site: _Cost())
+            patch.setattr(leaving, "signed_files", lambda site: {BUNDLE_PRIVACY: b"{}"})
+            patch.setattr(leaving.BundlePrivacy, "from_json", lambda facts: _Cost())
             patch.setattr(leaving, "check_pulled", lambda site: None)
             patch.setattr(leaving, "check_network", lambda recipe, settings, data: None)
             patch.setattr(leaving, "student_of", lambda folder, study: None)

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import nibabel as nib
 import numpy as np
@@ -33,6 +35,7 @@ from common.errors import InvalidInput
 from common.events import EventLog
 from common.ledger.records import NoteRecord, parse_record
 from common.ledger.rows import format_time
+from common.models.unet import build_unet, save_weights
 from common.node_auth import AdmittedNode, write_admitted
 from common.objects import write_atomically
 from common.pki import create_node_keys
@@ -40,6 +43,7 @@ from common.site_figures import LEAST_PATIENTS, MAX_FIGURES_BYTES, SiteFigures, 
 from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
 from consilium.audit.witnesses import witnesses_of
+from consilium.cli.main import app
 from consilium.cli.provision import provision_app
 from consilium.cli.site import site_app
 from consilium.cli.study import study_app
@@ -319,8 +323,14 @@ def nobody_signed(site: Path, statement: StudentStatement, _key: Ed25519PrivateK
     (site / "student" / "statement.json").write_bytes(replace(statement, size=statement.size + 1).render())
 
 
+def another_network(site: Path, _statement: StudentStatement, _key: Ed25519PrivateKey) -> None:
+    """Restore the weights of another export, whose privacy figures are the same."""
+    weights = site / "student" / "bundle" / "models" / "model.pt"
+    save_weights(weights, build_unet((4, 8), in_channels=1, out_channels=2, seed=6))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", [another_export, another_study, nobody_signed])
+@pytest.mark.parametrize("wrong", [another_export, another_study, nobody_signed, another_network])
 def test_nothing_is_signed_on_a_student_whose_statement_is_not_about_the_bundle_beside_it(
     fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., None]
 ) -> None:
@@ -332,6 +342,23 @@ def test_nothing_is_signed_on_a_student_whose_statement_is_not_about_the_bundle_
     assert said.remedy
     assert "student" in str(said)
     assert not (tmp_path / "f.json").exists()
+
+
+def test_site_evaluate_and_predict_check_the_statement_beside_the_student_or_note_that_it_is_absent(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, site = site_to_evaluate(fed, tmp_path, monkeypatch, cases=1), fed.root / "site-0"
+    for function in ("client.teachers.evaluation.evaluate", "consilium.predict.predict_images"):
+        monkeypatch.setattr(function, Mock(side_effect=InvalidInput("scored")))
+    predicting = ["predict", tmp_path / "set", "--model", site / "student" / "bundle", "--out", tmp_path / "out"]
+    for refused in (partial(RUN.invoke, site_app, words), partial(RUN.invoke, app, [str(word) for word in predicting])):
+        (site / "student" / "statement.json").write_bytes(statement_file(fed).read_bytes())
+        assert (str((done := refused()).exception), done.stderr) == ("scored", "")
+        another_study(site, StudentStatement.parse(statement_file(fed).read_bytes()), fed.signing_key)
+        assert "another study" in str(refused().exception)
+        (site / "student" / "statement.json").unlink()
+        assert "statement is not beside the student" in (done := refused()).stderr
+        assert str(done.exception) == "scored"
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
 from consilium.cli.student import student_app
 from consilium.reports.publication import publish_student
+from server.ledger.server_ledger import Ledger
 from server.postprocess.bundle import export_student
 from server.study.consent_text import for_consortium, for_site
 from server.study.gate import gate_state, publish_verdicts, take_verdict
@@ -288,6 +289,16 @@ def test_verdicts_stand_in_what_the_server_signs_and_survive_a_new_export(fed: F
     assert {one.site for one in signed.verdicts or ()} == {"site-0", "site-1"}
     export_student(Workspace(fed.root), events=EventLog(fed.events_file, study=fed.study.id))
     assert statement(fed).verdicts == signed.verdicts
+
+
+def test_the_command_that_exports_another_bundle_says_that_verdicts_are_needed_again(fed: Federation) -> None:
+    """The bundle names the ledger's head, so a row that changes the signing key makes another bundle."""
+    take(fed, verdict(fed, "site-0"), verdict(fed, "site-1"))
+    assert "gate:" not in typed(student_app, "export", fed.root).stdout
+    with Ledger.open(Workspace(fed.root).ledger_file, signing_key=fed.signing_key) as ledger:
+        ledger.note("another head")
+    said = typed(student_app, "export", fed.root).stdout
+    assert re.search(r"gate: 0 verdicts of hospitals .*NOT RELEASED.*--verdict", said)
 
 
 def test_a_damaged_verdict_on_the_servers_disk_opens_no_gate_and_stops_nothing(fed: Federation) -> None:
