@@ -26,7 +26,7 @@ def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
 
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
-        found = rooms(ledger, study, revoked=revoked_pools(workspace))
+        found = rooms(ledger, study, revoked=revoked_pools(ledger, workspace))
     for room in found:
         if room.releases < room.wanted and not room.revoked:
             say(f"warning: {room.sentence}")

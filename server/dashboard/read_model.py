@@ -17,16 +17,17 @@ from common.measured_gain import MeasuredGain
 from common.study_facts import StudyFacts, study_facts
 from server.dashboard.event_fold import EventFold
 from server.dashboard.ledger_fold import STANDING_MISSING, LedgerFold, file_stamp
+from server.study.pools import gone_pools
 from server.study.read_facts import measured_files, read_measured
 from server.study.run_state import lives
-from server.study.workspace import LEFT, Site, Workspace
+from server.study.workspace import LEFT, LeftSite, Site, Workspace
 
 logger = logging.getLogger(__name__)
 
 SILENT_S = 60.0
 """Seconds without a completed pass after which the study counts as not being followed."""
 
-_Seen = tuple[int, str | None, MeasuredGain | None, tuple[str, ...], tuple[str, ...]]
+_Seen = tuple[int, str | None, MeasuredGain | None, tuple[str, ...], frozenset[str]]
 
 
 class Follower:
@@ -55,8 +56,8 @@ class Follower:
         self.nobody_runs = False
         self.problem: str | None = None
         self.sites: tuple[Site, ...] = ()
-        self._revoked: frozenset[str] = frozenset()
-        self._left: frozenset[str] = frozenset()
+        self._revoked: tuple[Site, ...] = ()
+        self._left: tuple[LeftSite, ...] = ()
         self._small: tuple[tuple[int, ...], ...] = ()
         self._gain: MeasuredGain | None = None
         self._facts: tuple[_Seen, StudyFacts] | None = None
@@ -66,7 +67,7 @@ class Follower:
     @property
     def admitted(self) -> tuple[Site, ...]:
         """The registered sites that are not revoked."""
-        return tuple(site for site in self.sites if site.name not in self._revoked)
+        return tuple(site for site in self.sites if site not in self._revoked)
 
     @property
     def doubt(self) -> str | None:
@@ -91,8 +92,7 @@ class Follower:
     def facts(self) -> StudyFacts:
         """Return the study's figures, computed from the rows of the ledger that were read so far."""
         asked = tuple(site.pool for site in self.sites)
-        left = (name for name, pool in self.ledger.books.pools.items() if pool.site in self._left)
-        revoked = *(site.pool for site in self.sites if site.name in self._revoked), *left
+        revoked = gone_pools(self.ledger.books.pools.values(), revoked=self._revoked, left=self._left)
         seen = self.version, self.doubt, self._gain, asked, revoked
         if self._facts is None or self._facts[0] != seen:
             found = study_facts(
@@ -174,9 +174,7 @@ class Follower:
         if stamp == self._small:
             return False
         try:
-            sites = self.workspace.registered()
-            revoked = frozenset(site.name for site in self.workspace.revoked())
-            left = frozenset(site.name for site in self.workspace.left())
+            sites, revoked, left = self.workspace.registered(), self.workspace.revoked(), self.workspace.left()
         except (InvalidInput, OSError):
             return False  # the file is being replaced; the next pass reads it
         measured = read_measured(root, self.study.id)

@@ -7,15 +7,16 @@ could release nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from common.config import Study
 from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
+from common.ledger.charges import PoolDeclaration
 from common.ledger.records import AFTER_ALL_CHARGED, ALL_CHARGED
 from server.ledger.server_ledger import Ledger
-from server.study.workspace import Workspace
+from server.study.workspace import LeftSite, Site, Workspace
 
 NONE_REVOKED: Mapping[str, str] = MappingProxyType({})
 _REMEDY = (
@@ -39,8 +40,7 @@ class PoolCapacity:
         pool: The pool's name.
         releases: How many of the ``wanted`` releases the pool can pay for.
         wanted: Number of releases that the study may still charge to the pool, spare draws of sealed sums included.
-        revoked: ``here`` if this study revoked the site; ``before`` if the study that holds the shared ledger revoked
-            it and this study did not; otherwise empty.
+        revoked: Value of :func:`revoked_pools`; empty for a pool that is not among them.
     """
 
     site: str
@@ -86,20 +86,37 @@ def rooms(
     return tuple(found)
 
 
-def revoked_pools(workspace: Workspace) -> Mapping[str, str]:
-    """Return the pools of sites that this study, or the study that holds its ledger, has revoked.
+def gone_pools(
+    pools: Iterable[PoolDeclaration], *, revoked: Iterable[Site], left: Iterable[LeftSite]
+) -> frozenset[str]:
+    """Return the pools of sites that were revoked from a study or left it.
 
     Args:
+        pools: The declared pools of the study's ledger.
+        revoked: The study's registered sites that are revoked.
+        left: Sites whose records the study deleted. Only the ledger still has their pools.
+
+    Returns:
+        The pools' names.
+    """
+    names = {site.name for site in left}
+    return frozenset(site.pool for site in revoked) | {one.pool for one in pools if one.site in names}
+
+
+def revoked_pools(ledger: Ledger, workspace: Workspace) -> Mapping[str, str]:
+    """Return the pools of sites that this study, or the study that holds its ledger, has revoked, or that left it.
+
+    Args:
+        ledger: The study's ledger.
         workspace: The study's directory.
 
     Returns:
         A mapping from the pool's name to ``here`` if this study revoked its site, or to ``before`` if only the study
         that holds the ledger did. A pool of a site that this study admits is left out.
     """
-    own = {site.pool for site in workspace.registered()}
-    holder = Workspace(workspace.books_dir)
-    before = {site.pool: "before" for site in holder.revoked() if site.pool not in own}
-    return before | {site.pool: "here" for site in workspace.revoked()}
+    here, holder = {site.pool for site in workspace.registered()}, Workspace(workspace.books_dir)
+    before, gone = (gone_pools(ledger.pools(), revoked=one.revoked(), left=one.left()) for one in (holder, workspace))
+    return dict.fromkeys(before - here, "before") | dict.fromkeys(gone, "here")
 
 
 def short(found: Sequence[PoolCapacity]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from common.objects import read_regular
 from common.reading import parse_json
 from common.study_facts import StudyFacts, study_facts
 from server.ledger.server_ledger import Ledger
+from server.study.pools import gone_pools
 from server.study.workspace import Workspace
 
 MAX_BYTES = 4 << 20
@@ -54,8 +55,7 @@ def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
     study = workspace.study()
     found = read_measured(workspace.root, study.id)
     asked = [site.pool for site in workspace.registered()]
-    left = {site.name for site in workspace.left()}
-    revoked = [site.pool for site in workspace.revoked()] + [one.pool for one in ledger.pools() if one.site in left]
+    revoked = gone_pools(ledger.pools(), revoked=workspace.revoked(), left=workspace.left())
     return ledger.study_facts(study, gain=None if found is None else found.measured_gain, asked=asked, revoked=revoked)
 
 

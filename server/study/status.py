@@ -398,12 +398,12 @@ def study_status(workspace: Workspace) -> StudyStatus:
         facts = facts_in(ledger, workspace)
         batches = rosters(ledger.answers(study.id))
         registered, head = workspace.registered(), ledger.head().hash
-        left = {site.name for site in workspace.left()}
-        revoked = {site.name for site in workspace.revoked()} | left
         spoiled = spoiled_draws(ledger, study)
         asked = question(ledger, study, accepted=accepted_row(workspace))
-    pools = {site.name: facts.pools[site.pool] for site in registered if site.pool in facts.pools}
-    pools |= {pool.site: pool for pool in facts.pools.values() if pool.site in left}
+    names = {site.pool: site.name for site in registered}
+    pools = {
+        names.get(pool.pool, pool.site): pool for pool in facts.pools.values() if pool.pool in names or pool.revoked
+    }
     sites = {
         name: SiteStatus(
             spent=name in pools and pools[name].exhausted,
@@ -411,7 +411,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
             answers=sum(batch.queries for batch in batches if name in batch.roster),
             charged=(pools[name].in_study.spend.releases if name in pools else 0) if study.privacy.sealed else None,
             spoiled=sum(len(draw.query_ids) for draw in spoiled if name in draw.sites),
-            revoked=name in revoked,
+            revoked=name in pools and pools[name].revoked,
         )
         for name in sorted(pools.keys() | {name for batch in batches for name in batch.roster})
     }

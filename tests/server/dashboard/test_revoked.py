@@ -120,11 +120,14 @@ def test_a_revocation_leaves_sites_json_as_earlier_versions_read_it(workspace: W
     assert json.loads(workspace.revoked_file.read_text()) == ["site-0"]
 
 
-def test_a_new_study_of_the_ledger_names_the_revoked_site(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_new_study_of_the_ledger_names_the_revoked_site(tmp_path: Path, *, forgotten: bool) -> None:
     first = made_study(tmp_path / "first")
     for number, name in enumerate(("north", "south"), start=1):
         setup.add_site(first, Site(name, pool=f"{name}-mri", node_id=number))
     revoke(first, "north")
+    if forgotten:
+        forget(first, "north")
     asked = ("--labels", "none,lesion", "--grid", "16,16,16", "--joint", "--queries", "2", "--quorum", "2")
     second = tmp_path / "second"
     done = typed(study_app, "init", second, "--name", "second", *asked, "--ledger", first.root)
