@@ -185,7 +185,7 @@ class Worker:
         self._voters, self._fetch, self._teachers = voters, fetch, teachers
         self._loaded_at = ledger.row_count if loaded_at is None else loaded_at
         self._sampler, self._note_peers = sampler, note_peers
-        self._witness, self._elsewhere = witness, elsewhere
+        self._witness, self._elsewhere, self._away = witness, elsewhere, cache(elsewhere)
         self._tick_s, self._clock, self._now, self._sleep = tick_s, clock, now, sleep
         self._declined = Declined(consent.study.collection, path=declined, now=now())
         self._codecs: dict[str, Codec] = {}
@@ -257,6 +257,7 @@ class Worker:
         parts = message.parts if isinstance(message, Several) else (message,)
         try:
             with self._lock:
+                self._away = cache(self._elsewhere)  # the files of the pool's other studies are read once for a message
                 begun = [_attempt(partial(self._begin, part, arrived=arrived), part) for part in parts]
         finally:
             if any(isinstance(part, CodesRequest) for part in parts):
@@ -320,7 +321,7 @@ class Worker:
         Raises:
             Refused: ``unknown-study``.
         """
-        own, elsewhere = self._consent.study.id, self._elsewhere(self._ledger.books.studies)
+        own, elsewhere = self._consent.study.id, self._away(frozenset(self._ledger.books.studies))
         if study_id in elsewhere or self._ledger.belongs_elsewhere(ledger_id, study_id=own, elsewhere=elsewhere):
             log.warning("event=refused cause=another-server ledger=%s", ledger_id)
             raise Refused(

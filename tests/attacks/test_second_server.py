@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -189,6 +190,18 @@ def test_a_server_learns_nothing_of_the_other_servers_ledger(servers: tuple[Serv
     assert (reply.accepted, reply.ledger_row, reply.ledger_head) == (False, 0, NO_HEAD)
     assert other.says(Receipts(theirs, ())) is None
     assert_goes_on(honest)
+
+
+def test_the_files_of_the_pools_other_studies_are_read_once_for_a_message_and_anew_for_the_next(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, _ = servers
+    receipts = tuple(one.render() for one in receipts_of(honest.ledger, SITE))
+    read = Mock(wraps=honest.worker._elsewhere)
+    monkeypatch.setattr(honest.worker, "_elsewhere", read)
+    for messages in (1, 2):
+        assert isinstance(honest.says(Receipts(honest.ledger.ledger_id, receipts)), ReceiptsReply)
+        assert read.call_count == messages
 
 
 def test_a_server_learns_nothing_of_the_other_studys_draws(tmp_path: Path) -> None:
