@@ -1,15 +1,17 @@
 """Writes and reads the event log: one JSON object per line, append-only.
 
 A run writes it; the status command, the report and the dashboard read it. Every line has ``schema``, ``seq`` (from 1,
-no gaps within a file), ``time`` (UTC, ISO 8601), ``study`` (id) and ``event``. The further fields of each kind are in
-:data:`common.event_kinds.EVENTS`. No field holds a code, a seed, an un-noised value or a patient's name. Refuses
-unknown kinds, missing or additional fields, and values other than scalars and lists of strings.
+one for each line), ``time`` (UTC, ISO 8601), ``study`` (id) and ``event``; a blank line stands for a deleted event. The
+further fields of each kind are in :data:`common.event_kinds.EVENTS`. No field holds a code, a seed, an un-noised value
+or a patient's name. Refuses unknown kinds, missing or additional fields, and values other than scalars and lists of
+strings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
@@ -18,7 +20,7 @@ from typing import Any
 from common.clock import Clock, utc_now
 from common.errors import InvalidInput
 from common.event_kinds import EVENTS
-from common.objects import append_line
+from common.objects import append_line, write_atomically
 from common.reading import lenient_json
 
 EVENT_SCHEMA = 1
@@ -36,7 +38,7 @@ class EventLog:
     def __init__(self, path: Path, *, study: str, clock: Clock = utc_now) -> None:
         self._path, self._study, self._clock, self._writing = path, study, clock, Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._seq = sum(1 for _ in read_events(path))
+        self._seq = sum(line.isspace() or _event(line) is not None for line in _lines(path))
 
     def emit(self, event: str, **facts: Any) -> None:
         """Append one event. The line is written in one call, so a reader never sees a part of it.
@@ -91,10 +93,35 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     Returns:
         An iterator of events.
     """
-    if not path.exists():
-        return
-    with path.open("rb") as stream:
-        yield from (record for line in stream if (record := _event(line)) is not None)
+    yield from (record for line in _lines(path) if (record := _event(line)) is not None)
+
+
+def rewrite_events(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> int:
+    """Delete or shorten events. Every other event keeps its number and its place in the file, where readers go on.
+
+    A blank line remains of a deleted event. The content of a line that cannot be read is removed as well.
+
+    Args:
+        path: The log file.
+        change: Returns an event as it is to be kept, not longer than before; None to delete it.
+
+    Returns:
+        Number of deleted events.
+    """
+    lines, deleted = list[bytes](), 0
+    for line in _lines(path):
+        event = _event(line)
+        kept = None if event is None else change(event)
+        deleted += event is not None and kept is None
+        if event is None or kept != event:
+            text = b"" if kept is None else json.dumps(kept, ensure_ascii=False).encode()
+            torn = event is None and not line.isspace()
+            end = b"\n" if line.endswith(b"\n") else b""
+            line = (b"{" if torn else text).ljust(len(line) - len(end), b"." if torn else b" ") + end
+        lines.append(line)
+    if lines:
+        write_atomically(path, b"".join(lines))
+    return deleted
 
 
 class EventTail:
@@ -125,6 +152,11 @@ class EventTail:
                 self._offset += len(line)
                 if (record := _event(line)) is not None:
                     yield record
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
+        yield from stream
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -138,10 +138,13 @@ class LinesSource:
         path: The file.
         read: Returns the event of a line, or None if the line is not logged.
         name: Name of the source in the log; by default the file's name.
+        rotates: False for a file that is never rotated. If it is replaced, its lines are where they were.
     """
 
-    def __init__(self, path: Path, *, read: Callable[[str], FoundEvent | None], name: str = "") -> None:
-        self.name, self._path, self._read = name or path.name, path, read
+    def __init__(
+        self, path: Path, *, read: Callable[[str], FoundEvent | None], name: str = "", rotates: bool = True
+    ) -> None:
+        self.name, self._path, self._read, self._rotates = name or path.name, path, read, rotates
 
     def after(self, place: Place) -> Iterator[tuple[int, FoundEvent | None, Place]]:
         """Iterate over the complete lines after a place; see :meth:`Source.after`.
@@ -161,7 +164,7 @@ class LinesSource:
                 inode, offset = known, seen
         with contextlib.suppress(OSError):
             now = self._path.stat()
-            if inode and now.st_ino != inode:
+            if inode and now.st_ino != inode and self._rotates:
                 older = self._path.with_name(f"{self._path.name}.1")
                 with contextlib.suppress(OSError):
                     if older.stat().st_ino == inode:

@@ -7,18 +7,17 @@ the other hospitals' receipts refer to its rows.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.canonical import canonical_text, sha256_bytes
 from common.errors import DaemonFailed, InvalidInput
-from common.events import read_events
+from common.events import rewrite_events
 from common.ledger.records import REVOKED
 from common.node_auth import read_admitted
-from common.objects import write_atomically
 from common.pki import read_node_public_key
 from common.supervision import keeping
 from common.witness.memory import FOLDER as WITNESSES
@@ -134,16 +133,10 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
 
 
 def _forget_events(path: Path, name: str) -> int:
-    """Delete one site's events, and its name from lists in other events; return the number of deleted events.
+    """Delete one site's events, and its name from lists in other events; return the number of deleted events."""
 
-    The remaining events are renumbered.
-    """
-    events = list(read_events(path))
-    kept = [event for event in events if event.get("site") != name]
-    lines = []
-    for seq, event in enumerate(kept, start=1):
+    def without(event: dict[str, Any]) -> dict[str, Any] | None:
         lists = {key: [one for one in value if one != name] for key, value in event.items() if isinstance(value, list)}
-        lines.append(json.dumps({**event, **lists, "seq": seq}, ensure_ascii=False) + "\n")
-    if events:
-        write_atomically(path, "".join(lines).encode())
-    return len(events) - len(kept)
+        return None if event.get("site") == name else event | lists
+
+    return rewrite_events(path, without)

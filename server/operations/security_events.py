@@ -111,7 +111,7 @@ def server_sources(directory: Path) -> tuple[str, list[Source]]:
     flower = workspace.flower_dir / "logs"
     return workspace.study().name, [
         LedgerSource(workspace.ledger_file, role="server", read=read_row),
-        LinesSource(workspace.events_file, read=read_event),
+        LinesSource(workspace.events_file, read=read_event, rotates=False),
         LinesSource(flower / "gateway.log", read=lambda line: logged_event(line, _LINES)),
         LinesSource(workspace.root / "logs" / "core.log", read=lambda line: logged_event(line, _LINES)),
         LinesSource(workspace.root / "logs" / FACTS, read=daemon_fact),

@@ -7,12 +7,14 @@ import math
 import re
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from threading import RLock
 
 import pytest
 
 from common.errors import InvalidInput
 from common.event_kinds import EVENTS, event_words
-from common.events import EVENT_SCHEMA, EventLog, EventTail, read_events
+from common.events import EVENT_SCHEMA, EventLog, EventTail, read_events, rewrite_events
+from server.dashboard.event_fold import EventFold
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "events.md"
 STUDY = "ab" * 32
@@ -147,6 +149,28 @@ def test_a_line_torn_by_a_crash_is_skipped_and_swallows_no_later_event(tmp_path:
         stream.write(torn)
     open_log(path).emit("stop-requested", run="4")
     assert [record["seq"] for record in read_events(path)] == [1, 2, 3, 4]
+
+
+def test_deleted_events_leave_every_other_event_its_number_and_its_place_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = open_log(path)
+    for run in ("1", "2", "ε3", "4"):
+        log.emit("stop-requested", run=run)
+    with path.open("ab") as stream:
+        stream.write(b'{"schema": 1, "run": "2')
+    log.emit("stop-requested", run="5")
+    before, tail = path.read_bytes(), EventTail(path, from_end=True)
+    assert rewrite_events(path, lambda event: None if event["run"] in ("2", "5") else event) == 2
+    after = path.read_bytes()
+    assert len(after) == len(before)
+    assert after.index("ε3".encode()) == before.index("ε3".encode())
+    assert b'"run": "2' not in after
+    open_log(path).emit("stop-requested", run="6")
+    assert [(record["seq"], record["run"]) for record in read_events(path)] == [(1, "1"), (3, "ε3"), (4, "4"), (6, "6")]
+    assert [record["run"] for record in tail.new()] == ["6"]
+    fold = EventFold(path)
+    fold.step(RLock())
+    assert fold.malformed == 0
 
 
 def test_a_whole_line_that_only_lacks_its_newline_is_kept(tmp_path: Path) -> None:

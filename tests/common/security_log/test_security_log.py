@@ -25,8 +25,10 @@ from client.operations import security_events as of_site
 from client.operations.daemons import trouble
 from common.canonical import canonical_text
 from common.clock import utc_now
+from common.config import render_study
 from common.errors import InvalidInput
 from common.event_kinds import EVENTS
+from common.events import EventLog, rewrite_events
 from common.ledger.chain import Chain
 from common.ledger.keys import create_signing_key
 from common.ledger.records import KINDS as ROW_KINDS
@@ -50,6 +52,7 @@ from server.operations import security_events as of_server
 from tests.common.ledger.golden_world import SINCE, live
 from tests.conftest import ROOT
 from tests.security_log_reference import PAGE, VALID, Kept, page
+from tests.worlds import make_study
 
 GOLDEN = json.loads((ROOT / "tests" / "common" / "ledger" / "golden.json").read_text())
 READ = {"site": of_site, "server": of_server}
@@ -287,6 +290,21 @@ def test_a_log_that_was_rotated_is_read_to_its_end_first(tmp_path: Path) -> None
     path.write_text(line(4) + "\n")
     follower.step()
     assert [record["pid"] for record in sink.records] == [1, 2, 3, 4]
+
+
+def test_events_that_were_deleted_let_the_follower_go_on_and_send_no_line_again(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log, sink = EventLog(path, study="s"), Kept()
+    (tmp_path / "study.toml").write_text(render_study(make_study()))
+    source = next(one for one in of_server.server_sources(tmp_path)[1] if one.name == path.name)
+    follower = LogFollower([source], {"k": sink}, party="server", name="n", state=None)
+    for run in ("1", "2"):
+        log.emit("run-failed", run=run, reason="a")
+    follower.step()
+    rewrite_events(path, lambda event: None if event["run"] == "1" else event)
+    EventLog(path, study="s").emit("run-failed", run="3", reason="a")
+    follower.step()
+    assert [record["run"] for record in sink.records] == ["1", "2", "3"]
 
 
 # --- nothing about a patient
