@@ -26,7 +26,7 @@ from client.adapting.adapt import Progress, recipe_of, student_of
 from client.adapting.material import own_patients
 from client.adapting.networks import as_increments
 from client.policy import SiteConfig, load_site
-from client.records.adapted_folder import FOLDER, private_folder, private_slots
+from client.records.adapted_folder import FOLDER, LEAVES, private_folder, private_slots
 from client.site.books import writing_teachers
 from client.teachers.pulled_student import STUDENT_DIR, check_pulled, signed_files
 from client.training.command import PrivateOptions
@@ -57,9 +57,6 @@ from common.privacy.consent import warn_about
 from common.privacy.mechanism import Unit
 from common.reading import lenient_json
 from common.wording import many
-
-NAME = "may-leave"
-"""Part of the name of the bundle's folder, between strategy and site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +139,7 @@ def adapt_privately(
         raise InvalidInput("private strategy", value=private.strategy, limit=", ".join(STRATEGIES))
     config = load_site(site_dir)
     study = config.load_study()
-    target = (out or site_dir / FOLDER) / f"{private.strategy}-{NAME}-{config.site}"
+    target = (out or site_dir / FOLDER) / f"{private.strategy}-{LEAVES}-{config.site}"
     if target.exists() and not _is_ours(target):
         raise InvalidInput(
             "folder of the adapted network holds something else", value=str(target), remedy="choose another --out"

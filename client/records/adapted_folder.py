@@ -21,6 +21,9 @@ and settings."""
 NAME = "has-seen-patients-must-not-leave"
 """Name of an adapted bundle's folder; the site's name follows."""
 
+LEAVES = "may-leave"
+"""Part of the name of a bundle's folder that may leave the hospital, between strategy and site."""
+
 REPORT = "report"
 """Name of the report's folder, beside the bundle's folder."""
 
@@ -53,7 +56,7 @@ def private_slots(site_dir: Path) -> Path:
 
 
 def adapted_bundles(site_dir: Path) -> tuple[Path, ...]:
-    """Return the finished bundles of a site's adaptations.
+    """Return the finished bundles of a site's adaptations, with those that may leave the hospital.
 
     Args:
         site_dir: The site's directory.
@@ -61,7 +64,7 @@ def adapted_bundles(site_dir: Path) -> tuple[Path, ...]:
     Returns:
         Their folders.
     """
-    return tuple(sorted((site_dir / FOLDER).glob(f"{NAME}-*")))
+    return tuple(sorted({one for form in (f"{NAME}-*", f"*-{LEAVES}-*") for one in (site_dir / FOLDER).glob(form)}))
 
 
 def seen_by(bundle: Path) -> dict[str, frozenset[str]]:

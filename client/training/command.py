@@ -30,7 +30,7 @@ from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
 from client.site.enrolment import start_warning, study_start
 from client.training.private.charge import record_trained, record_trainings
-from client.training.private.settings import MAX_EPSILON, OF_SOME, STRATEGIES, PrivateSettings, defaults
+from client.training.private.settings import MAX_EPSILON, OF_SOME, STRATEGIES, PrivateSettings, defaults, option_of
 from client.training.side_by_side import default_jobs, side_by_side
 from client.training.site import plan_site, site_report
 from client.training.task import OnProgress, SiteReport, VoterTask
@@ -85,7 +85,7 @@ class PrivateOptions:
         given = [one for one in fields(self) if one.name != "strategy" and getattr(self, one.name) != one.default]
         if self.strategy not in STRATEGIES:
             if given:
-                option = _option(given[0].name)
+                option = option_of(given[0].name)
                 raise InvalidInput(
                     f"strategy with the option {option}",
                     value=self.strategy,
@@ -97,10 +97,10 @@ class PrivateOptions:
         for name in asked:
             if name in OF_SOME and name not in STRATEGIES[self.strategy].reads:
                 raise InvalidInput(
-                    f"{_option(name)} with strategy {self.strategy}",
+                    f"{option_of(name)} with strategy {self.strategy}",
                     value=asked[name],
                     limit="only options that this strategy uses",
-                    remedy=f"leave out {_option(name)}",
+                    remedy=f"leave out {option_of(name)}",
                 )
         if self.epsilon is None and self.noise_multiplier is None:
             raise InvalidInput(
@@ -125,7 +125,7 @@ def _choice(of: type[StrEnum], name: str, text: str) -> Any:
     try:
         return of(text)
     except ValueError as error:
-        raise InvalidInput(_option(name), value=text, limit=" or ".join(of)) from error
+        raise InvalidInput(option_of(name), value=text, limit=" or ".join(of)) from error
 
 
 def _rational(name: str, text: str) -> Fraction:
@@ -136,11 +136,7 @@ def _rational(name: str, text: str) -> Fraction:
         return Fraction(text)
     except (ValueError, ZeroDivisionError) as error:
         limit = "a number such as 1/4 or 2.45, with at most 100 characters and an exponent of at most two digits"
-        raise InvalidInput(_option(name), value=text, limit=limit) from error
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+        raise InvalidInput(option_of(name), value=text, limit=limit) from error
 
 
 @dataclass(frozen=True, slots=True)

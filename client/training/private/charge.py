@@ -152,7 +152,8 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
     from client.training.private.trainer import planned_charge, private_trainer
 
     assert task.private is not None
-    charge, trainer = planned_charge(task), private_trainer(task)
+    trainer = private_trainer(task)
+    begun, charge = trainer.journal.exists(), planned_charge(task)
     spent, on_record = trainer.open().spent, charge.training_id in ledger.books.teachers.trainings
     if spent and not on_record:  # a step is charged before it is drawn: the row was lost
         ledger.record_training(charge)
@@ -177,6 +178,8 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
         new = Training(charge.voter, charge.deal, charge.strategy, charge.event)
         total = Trainings((*earlier, new)).guarantee(delta=task.private.delta, neighbours=Neighbours.ADD_REMOVE)
         total = None if known.adapted_unknown else total
+        if not begun:
+            trainer.journal.unlink()
         raise InvalidInput(
             f"the patients of {_network_name(task)} were already charged for a private training",
             value=f"{'no guarantee' if total is None else total} in total with this training",

@@ -67,19 +67,19 @@ class Penalty:
     rate: float
 
     def __post_init__(self) -> None:
-        for name, limit in (("mu", "a finite number above 0"), ("growth", "a finite number, 1 or more")):
-            value = getattr(self, name)
-            if not (isfinite(value) and value > 0 and (name == "mu" or value >= 1)):
-                raise InvalidInput(f"{name} of dp-mac", value=value, limit=limit)
+        if not (isfinite(self.mu) and self.mu > 0):
+            raise InvalidInput("--mu", value=self.mu, limit="a finite number above 0")
+        if not (isfinite(self.growth) and self.growth >= 1):
+            raise InvalidInput("--mu-growth", value=self.growth, limit="a finite number, 1 or more")
         if self.steps < 1:
             raise InvalidInput(
-                "z_steps of dp-mac",
+                "--z-steps",
                 value=self.steps,
                 limit="1 or more",
                 remedy="for a training without a descent over coordinates, use --strategy dp-sgd --per-layer",
             )
         if not 0 < self.rate <= 1:
-            raise InvalidInput("z_rate of dp-mac", value=self.rate, limit="above 0, at most 1")
+            raise InvalidInput("--z-rate", value=self.rate, limit="above 0, at most 1")
 
     def at(self, step: int, steps: int) -> float:
         """Return μ at one step, interpolated geometrically.

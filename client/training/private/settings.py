@@ -72,6 +72,18 @@ diverges, or leaves float32. Version 0.2.0 had no such limits, so a training beg
 _DEFAULT = "leave it out to use the strategy's default"
 
 
+def option_of(name: str) -> str:
+    """Return the option of `site train` that sets a value, as errors name it.
+
+    Args:
+        name: Name of the value in :class:`PrivateSettings`.
+
+    Returns:
+        The option.
+    """
+    return f"--{name.replace('_', '-')}"
+
+
 @dataclass(frozen=True, slots=True)
 class PrivateSettings:
     """The settings of one private training.
@@ -130,9 +142,9 @@ class PrivateSettings:
         for name, kind in (("neighbours", Neighbours), ("sampling", Sampling)):
             object.__setattr__(self, name, member(kind, getattr(self, name), what=name))
         if not (isfinite(self.epsilon) and 0 < self.epsilon <= MAX_EPSILON):
-            raise InvalidInput(
-                "epsilon of a training", value=self.epsilon, limit=f"above 0, at most {epsilon_text(MAX_EPSILON)}"
-            )
+            limit = f"above 0, at most {epsilon_text(MAX_EPSILON)}"
+            remedy = "give another --epsilon or, with --noise-multiplier alone, more noise or fewer --steps"
+            raise InvalidInput("epsilon of a training", value=self.epsilon, limit=limit, remedy=remedy)
         if not 0 < self.delta < 1:
             raise InvalidInput("delta of a training", value=self.delta, limit="above 0 and below 1")
         if not self.rate >= LEAST_RATE:
@@ -144,10 +156,11 @@ class PrivateSettings:
             )
         for name in LIMITS:
             if not (isfinite(value := getattr(self, name)) and value > 0):
-                raise InvalidInput(name, value=value, limit="a finite number above 0", remedy=_DEFAULT)
-        if self.chunk < 1 or self.steps < 1:
-            raise InvalidInput("chunk and steps", value=(self.chunk, self.steps), limit="1 or more for each")
-        check_integer("scans", self.scans, least=1, most=MAX_SCANS, limit=f"an integer from 1 to {MAX_SCANS}")
+                raise InvalidInput(option_of(name), value=value, limit="a finite number above 0", remedy=_DEFAULT)
+        for name, value in (("chunk", self.chunk), ("--steps", self.steps)):
+            if value < 1:
+                raise InvalidInput(name, value=value, limit="1 or more", remedy=_DEFAULT)
+        check_integer("--scans", self.scans, least=1, most=MAX_SCANS, limit=f"an integer from 1 to {MAX_SCANS}")
 
     def check_new(self) -> None:
         """Refuse values with which no new training may begin.
@@ -157,7 +170,7 @@ class PrivateSettings:
         """
         for name, (least, most) in LIMITS.items():
             if not least <= (value := getattr(self, name)) <= most:
-                raise InvalidInput(name, value=value, limit=f"{least} to {most}", remedy=_DEFAULT)
+                raise InvalidInput(option_of(name), value=value, limit=f"{least} to {most}", remedy=_DEFAULT)
 
     def facts(self) -> dict[str, object]:
         """Return the settings that shape this strategy's training, by name.

@@ -174,9 +174,11 @@ def test_repeating_a_private_adaptation_is_charged_once_and_a_second_one_require
     adapted(site, *DP)
     adapted(site, *DP)
     assert len(events(site)) == 1
+    before = set(site.rglob("journal-*"))
     words = refused(site, "--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3")
     assert "--again" in words
     assert len(events(site)) == 1
+    assert set(site.rglob("journal-*")) == before  # a refused training leaves none
 
 
 def test_a_private_network_that_patients_paid_for_is_never_overwritten(site: Path, tmp_path: Path) -> None:
@@ -250,6 +252,18 @@ def test_a_withdrawn_patient_is_not_in_the_next_training(site: Path) -> None:
     open_books(config).close()
     assert RUN.invoke(site_app, ["withdraw-patient", "c1", "--site-dir", str(site), "--yes"]).exit_code == 0
     assert set(own_patients(config, load_study(site / "study.toml")).scans) == {"c0", "c2", "c3", "c4"}
+
+
+def test_a_withdrawal_lists_every_network_that_may_know_the_patient(site: Path) -> None:
+    from client.records.patient_deal import load_or_deal
+
+    names = ("dp-sgd-may-leave-site-0", "has-seen-patients-must-not-leave-site-0")
+    for name in names:
+        (site / "adapted" / name).mkdir(parents=True)
+    load_or_deal(site / "teachers" / "slots.json", [f"c{i}" for i in range(5)], voters=1)
+    done = typed(site_app, "withdraw-patient", "c1", "--site-dir", site, "--yes")
+    listed = [line.split()[0] for line in done.stdout.splitlines() if "delete it and its copies" in line]
+    assert listed == [str(site / "adapted" / name) for name in names]
 
 
 def test_a_patient_who_comes_or_goes_moves_no_other_patient_of_a_network_that_may_leave(

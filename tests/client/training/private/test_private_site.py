@@ -24,7 +24,7 @@ from client.training.contract import VoterData
 from client.training.private import clipped_sums as sums
 from client.training.private import engine
 from client.training.private.charge import record_trained, record_trainings
-from client.training.private.settings import OF_SOME, STRATEGIES, PrivateSettings, defaults
+from client.training.private.settings import OF_SOME, STRATEGIES, PrivateSettings, defaults, option_of
 from client.training.private.teachers import train_privately
 from client.training.private.trainer import planned_charge, private_trainer
 from client.training.site import plan_site, site_report
@@ -197,7 +197,7 @@ def test_a_setting_with_which_a_training_would_learn_nothing_is_refused_before_i
     dataset: Dataset, site: Path, strategy: str, name: str, value: float
 ) -> None:
     planned = tasks(dataset, site / "teachers", settings(strategy, **{name: value}))
-    with pytest.raises(InvalidInput, match=f"^{name}: got "):
+    with pytest.raises(InvalidInput, match=f"^{option_of(name)}: got "):
         record_trainings(site, planned, again=False)
     assert not (site / "site-ledger.sqlite").exists()
 
@@ -456,7 +456,7 @@ def test_a_training_begun_before_its_settings_had_limits_continues_and_a_new_one
 ) -> None:
     """Version 0.2.0 had no upper limits."""
     planned = tasks(dataset, site / "teachers", settings("dp-bbb", prior_std=2000.0), voters=1)
-    with pytest.raises(InvalidInput, match=r"prior_std: got 2000.0; allowed: 1e-06 to 1000"):
+    with pytest.raises(InvalidInput, match=r"--prior-std: got 2000.0; allowed: 1e-06 to 1000"):
         record_trainings(site, planned, again=False)
     assert not (site / "site-ledger.sqlite").exists()
     with monkeypatch.context() as of_before:
@@ -655,6 +655,30 @@ def test_a_refused_option_of_a_private_training_is_named_alone_with_its_value(
     with pytest.raises(InvalidInput) as refused:
         PrivateOptions("dp-sgd", epsilon=8.0, **given).settings(begun=False)  # type: ignore[arg-type]
     assert str(refused.value).startswith(f"{option}: got {next(iter(given.values()))!r}; allowed: ")
+
+
+@pytest.mark.parametrize(
+    ("named", "given"),
+    [
+        (("--epsilon", "--noise-multiplier"), {"noise_multiplier": "0.1"}),
+        (("--learning-rate",), {"epsilon": 8.0, "learning_rate": math.nan}),
+        (("--learning-rate",), {"epsilon": 8.0, "learning_rate": 2.0}),
+        (("--steps",), {"epsilon": 8.0, "steps": 0}),
+        (("--mu-growth",), {"epsilon": 8.0, "mu_growth": 0.5}),
+    ],
+)
+def test_an_error_about_a_private_training_names_the_options_to_change(
+    named: tuple[str, ...], given: dict[str, Any]
+) -> None:
+    def new() -> None:
+        made = PrivateOptions("dp-mac", **given).settings(begun=False)
+        assert made is not None
+        made.check_new()
+
+    with pytest.raises(InvalidInput) as refused:
+        new()
+    assert all(name in str(refused.value) for name in named)
+    assert refused.value.remedy
 
 
 def test_an_error_shows_a_fraction_as_people_write_it() -> None:
