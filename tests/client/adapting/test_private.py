@@ -174,9 +174,9 @@ def test_repeating_a_private_adaptation_is_charged_once_and_a_second_one_require
     adapted(site, *DP)
     adapted(site, *DP)
     assert len(events(site)) == 1
-    before = set(site.rglob("journal-*"))
-    words = refused(site, "--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3")
-    assert "--again" in words
+    before, other = set(site.rglob("journal-*")), ("--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3")
+    for words in (other, (*other, "--out", str(site / "elsewhere"))):
+        assert "--again" in refused(site, *words)
     assert len(events(site)) == 1
     assert set(site.rglob("journal-*")) == before  # a refused training leaves none
 
