@@ -275,12 +275,15 @@ def open_dataset(
 
 
 def _check_locale(dataset: Dataset) -> None:
-    """Refuse names that another locale would read differently: the patient would get another slot there."""
+    """Refuse names that another locale would read differently: the patient would get another slot there.
+
+    A name whose bytes are not UTF-8 is left to :func:`named_in_utf8`, because no locale can store it.
+    """
     encoding = sys.getfilesystemencoding()
     if encoding == "utf-8":
         return
     names = [*dataset.listed, *map(dataset.patient_of, dataset.listed)]
-    not_ascii = next((name for name in names if not name.isascii()), None)
+    not_ascii = next((name for name in names if not name.isascii() and (is_utf8(name) or _is_utf8_on_disk(name))), None)
     if not_ascii is not None:
         raise InvalidInput(
             f"name of a case or patient in a locale that reads file names as {encoding}",
@@ -288,6 +291,14 @@ def _check_locale(dataset: Dataset) -> None:
             limit="ASCII characters only, or a UTF-8 locale",
             remedy="set LC_ALL=C.UTF-8 for all commands of this site, and where you start its daemons",
         )
+
+
+def _is_utf8_on_disk(name: str) -> bool:
+    try:
+        os.fsencode(name).decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def named_in_utf8(dataset: Dataset) -> Dataset:

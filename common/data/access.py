@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -63,6 +64,11 @@ def _not_there(path: Path, kind: str) -> str:
         if os.path.islink(path):
             return f"the {kind} is a link to a file that is missing; to fix: put that file back, {take_out}"
         return f"the {kind} file is missing; to fix: put it back, {take_out}"
+    except ValueError:
+        fix = "set LC_ALL=C.UTF-8 for all commands of this site and where you start its daemons, or correct the name"
+        return (
+            f"the {kind}'s name cannot be that of a file in this locale ({sys.getfilesystemencoding()}); to fix: {fix}"
+        )
     return f"the {kind} is not a regular file; to fix: put a NIfTI file in its place, {take_out}"
 
 
@@ -80,7 +86,7 @@ def closed_folder(path: Path) -> Path | None:
             os.stat(f"{folder}/.")
         except PermissionError:
             return folder
-        except OSError:
+        except (OSError, ValueError):  # a ValueError if no file can have this name in this locale
             return None
     return None
 

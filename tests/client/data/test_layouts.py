@@ -234,6 +234,18 @@ def test_the_sites_names_are_mapped_to_the_studys_and_nothing_is_guessed(tmp_pat
             match_study(found, DATA, labels=bad)
 
 
+def test_a_file_name_that_is_utf8_in_no_locale_costs_that_case_alone_in_an_ascii_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_nnunet(tmp_path / "set")
+    first, *others = open_dataset(root).listed
+    for path in [*root.rglob(f"{first}*")]:
+        path.rename(path.with_name(path.name.replace(first, os.fsdecode(b"M\xfcller"))))
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    found = open_dataset(root)
+    assert (found.listed, len(found.problems)) == (tuple(others), 1)
+
+
 def test_a_patients_name_is_refused_in_a_locale_that_reads_it_differently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,6 +517,30 @@ def test_a_file_name_that_is_not_utf8_costs_that_case_alone(tmp_path: Path, tabl
     assert record.patients == 2
     (said, *_) = (one for one in check_data(folder, DATA, DatasetSettings()) if one.check == "patients")
     assert f"{record.patients} patients in {record.listed} labelled cases" in said.text
+
+
+@pytest.mark.parametrize("name", ["M\ud800ller", "a\0b"])
+@pytest.mark.parametrize("place", ["name.nii.gz", "name/image.nii.gz"])
+@pytest.mark.parametrize("layout", ["table", "msd"])
+def test_a_file_name_that_this_machine_cannot_express_costs_that_case_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str, layout: str
+) -> None:
+    """An ASCII locale expresses "Müller" as little as this one an unpaired surrogate."""
+    files = [f"imagesTr/{number}.nii.gz" for number in range(2)] + [place.replace("name", name)]
+    for file in files[:2]:
+        save(tmp_path / file, 3)
+    if layout == "table":
+        monkeypatch.setattr("client.data.case_table.read_rows", lambda _: [(2, {"image": file}) for file in files])
+        (tmp_path / "cases.csv").touch()
+    else:
+        index = {"channel_names": {"0": "MRI"}, "labels": {"0": "background", "1": "core"}, "training": []}
+        index["training"] = [{"image": file, "label": files[0]} for file in files]
+        (tmp_path / "dataset.json").write_text(json.dumps(index))
+        monkeypatch.setattr("common.data.msd.parse_json", lambda *_, **__: index)
+    found = open_dataset(tmp_path, layout=layout)
+    assert len(found.cases) == 2
+    (problem,) = found.problems
+    assert "to fix" in problem.reason
 
 
 def test_a_subjects_own_table_of_labels_speaks_for_that_subject_alone(tmp_path: Path) -> None:
