@@ -72,6 +72,8 @@ def placement(header: nib.Nifti1Header) -> tuple[Affine, tuple[str, ...]]:
     if unit in _UNIT_NAMES:
         affine = np.diag([_MM[unit]] * 3 + [1.0]) @ affine
         notes.append(f"lengths are in {_UNIT_NAMES[unit]}s: converted to mm")
+    elif unit not in _MM:
+        notes.append(f"unit of length {unit} is not defined: taken as mm")
     check_affine(affine)
     if shear(affine) > SHEAR_OF_ROUNDING:
         notes.append("shear removed by resampling")

@@ -15,6 +15,7 @@ import stat
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import nibabel as nib
 import numpy as np
@@ -176,11 +177,12 @@ def read_nifti_file(path: Path, *, channels: int | None, room: VolumeLimits = AN
 def _read(content: bytes, *, channels: int | None, room: VolumeLimits) -> Scan:
     packed = content[:2] == _GZIP
     source = _Source(content, packed=packed)
-    header, least_offset = _header(source)
+    header, least_offset, extension = _header(source)
     shape = _shape(header, channels, room)
     dtype, more = _voxel_type(header)
     affine, placed = placement(header)
     offset = _offset(header, least_offset)
+    extra = _after_header(extension, offset - least_offset)
     needed = math.prod(shape) * dtype.itemsize
     most_ratio = room.ratio if needed > _SMALL else GZIP_RATIO
     if packed and offset + needed > most_ratio * len(content):
@@ -198,7 +200,7 @@ def _read(content: bytes, *, channels: int | None, room: VolumeLimits) -> Scan:
             limit=f"at most {offset + needed + most} bytes",
             remedy="export the scan again",
         )
-    notes = (*more, *placed, *(["bytes after the voxels left out"] if left else []))
+    notes = (*more, *placed, *extra, *(["bytes after the voxels left out"] if left else []))
     array = np.frombuffer(voxels, dtype=dtype).reshape(shape, order="F")
     return Scan(array=np.moveaxis(_intensities(array, header), -1, 0), affine=affine, notes=notes)
 
@@ -216,13 +218,14 @@ class _Source:
         return self._start
 
     def slice(self, offset: int, count: int) -> bytes:
-        """Return ``count`` bytes from ``offset``, which lies behind the bytes that ``start`` returned.
+        """Return ``count`` bytes from ``offset``.
 
         Raises:
             InvalidInput: If the file is shorter or damaged.
         """
-        skip = offset - len(self._start)
-        if len(self._take(skip)) < skip or len(voxels := self._take(count)) < count:
+        voxels = self.start(offset)[offset:]
+        voxels += self._take(count - len(voxels))
+        if len(voxels) < count:
             raise InvalidInput(
                 "volume file is cut short", limit=f"at least {offset + count} bytes", remedy="copy or export it again"
             )
@@ -242,8 +245,11 @@ class _Source:
             raise InvalidInput("volume file is damaged", remedy="copy or export it again") from error
 
 
-def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
-    """Return the header as the file states it, and the smallest offset in bytes at which voxels can begin."""
+def _header(source: _Source) -> tuple[nib.Nifti1Header, int, int | None]:
+    """Return the header as stated, the least offset in bytes of the voxels, and the size of an extension before them.
+
+    The size is None if no extension of the header is announced.
+    """
     start = source.start(348)
     if not start:
         raise InvalidInput("volume file is empty", remedy="copy or export it again")
@@ -268,7 +274,10 @@ def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
                 "volume is Analyze 7.5, which does not state which side is left", remedy="export it again as NIfTI"
             )
         if magic in (b"n+1\x00", b"n+2\x00\r\n\x1a\n"):
-            return header, size + 4
+            extra = source.start(size + 8)[size:]
+            order: Literal["little", "big"] = "little" if endianness == "<" else "big"
+            announced = len(extra) == 8 and extra[0] != 0
+            return header, size + 4, int.from_bytes(extra[4:], order, signed=True) if announced else None
     raise InvalidInput("file is no NIfTI file", remedy="copy or export it again")
 
 
@@ -324,14 +333,33 @@ def _voxel_type(header: nib.Nifti1Header) -> tuple[np.dtype, tuple[str, ...]]:
 
 def _offset(header: nib.Nifti1Header, least: int) -> int:
     offset = float(header["vox_offset"])
-    if not math.isfinite(offset) or not least <= offset <= MAX_OFFSET:
+    if not offset.is_integer() or not least <= offset <= MAX_OFFSET:
         raise InvalidInput(
             "start of the voxels in the file, as an offset",
             value=offset,
-            limit=f"{least} to {MAX_OFFSET} bytes",
+            limit=f"a whole number of bytes from {least} to {MAX_OFFSET}",
             remedy="export the scan again",
         )
     return int(offset)
+
+
+def _after_header(extension: int | None, room: int) -> tuple[str, ...]:
+    """Return a note if the announced header extension is none; refuse one in which the voxels would begin.
+
+    Args:
+        extension: Size in bytes that the extension states; None if none is announced.
+        room: Number of bytes between header and voxels.
+    """
+    if extension is None or 16 <= extension <= room:
+        return ()
+    if extension < 16 or extension % 16 or extension > MAX_OFFSET:
+        return ("header extension is announced but is none: ignored",)
+    raise InvalidInput(
+        "start of the voxels in the file, inside a header extension",
+        value=f"{room} bytes after the header",
+        limit=f"at least {extension}, the extension's size",
+        remedy="export the scan again",
+    )
 
 
 def _intensities(array: np.ndarray, header: nib.Nifti1Header) -> Float[np.ndarray, "i j k c"]:

@@ -229,6 +229,7 @@ def in_units(code: int, factor: float) -> Files:
 
 simple("units-metre", lambda: in_units(1, 0.001))
 simple("units-micrometre", lambda: in_units(3, 1000))
+simple("units-undefined", lambda: in_units(7, 1))
 simple("shear-of-rounding", lambda: both(sheared(0.001), qform=0))
 simple("shear-of-ten-degrees", lambda: both(sheared(float(np.sin(np.radians(10)))), qform=0))
 simple("gzip-under-a-plain-name", lambda: image_is(gzip.compress(packed(scan())), "image.nii"))
@@ -249,6 +250,19 @@ def _extension() -> Files:
     image = nib.Nifti1Image(scan(), AFFINE)
     image.header.extensions.append(nib.nifti1.Nifti1Extension("comment", f"{NAME}, ward 3".encode()))
     return image_is(bytes(image.to_bytes()))
+
+
+simple("header-extension-announced-but-none", lambda: image_is(poke(packed(scan()), 348, "b", 1)))
+
+
+@rule("voxels-start-in-a-header-extension")
+def _in_an_extension() -> Files:
+    image = nib.Nifti1Image(scan(), AFFINE)
+    image.header.extensions.append(nib.nifti1.Nifti1Extension("comment", b"ward 3"))
+    return image_is(edited(bytes(image.to_bytes()), vox_offset=352))
+
+
+simple("voxels-start-at-a-fraction-of-a-byte", lambda: image_is(edited(packed(scan()), vox_offset=352.5)))
 
 
 @rule("voxels-start-later")
