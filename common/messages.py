@@ -191,11 +191,6 @@ class OfferReply(Document):
     unconfirmed: Annotated[tuple[SiteName, ...], Count("peers of a reply", most=MAX_MEMBERS)] | None = None
     last_draw: DrawNumber | None = None
 
-    @property
-    def accepted(self) -> bool:
-        """True if the site accepts the batch."""
-        return self.reason == "accepted"
-
     def check(self) -> None:
         """Refuse a row number without a hash, and a hash with row number 0."""
         _check_head(self.ledger_row, self.ledger_head)

@@ -49,7 +49,6 @@ class Teacher:
     Attributes:
         model: The network.
         recipe: The recipe it was trained with.
-        weights: SHA-256 of the weights' file.
         served: Hash of everything an answer depends on (:func:`~client.records.served.served_hash`).
         posterior: For dp-bbb, the distribution of weights around ``model``; the predictions of sampled networks are
             averaged.
@@ -57,7 +56,6 @@ class Teacher:
 
     model: torch.nn.Module
     recipe: TrainingConfig = field(default_factory=TrainingConfig)
-    weights: str = ""
     served: str = ""
     posterior: Posterior | None = None
 
@@ -330,7 +328,7 @@ def load_teacher(directory: Path) -> tuple[DataConfig, Teacher | None]:
     weights = load_weights(directory / "weights.pt", model, expected_hash=expected)
     spread = None if posterior is None else _posterior(directory / "posterior.pt", model, expected=posterior)
     model.to(best_device()).eval()
-    return data, Teacher(model, recipe, weights, served_hash(weights, posterior), spread)
+    return data, Teacher(model, recipe, served_hash(weights, posterior), spread)
 
 
 def _known(kind: type[DataConfig] | type[TrainingConfig], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,21 +81,18 @@ def enlarge(array: Float[np.ndarray, "... u v w"], *, factor: int) -> Float[np.n
     return array
 
 
-def to_log_ratios(
-    probabilities: Float[np.ndarray, "k x y z"], *, factor: int, floor: float = PROBABILITY_FLOOR
-) -> Float[np.ndarray, "s u v w"]:
+def to_log_ratios(probabilities: Float[np.ndarray, "k x y z"], *, factor: int) -> Float[np.ndarray, "s u v w"]:
     """Return the log-ratios of pooled probabilities: for each structure, the logarithm of its probability divided by
     that of the background.
 
     Args:
         probabilities: Class probabilities, shape [k, x, y, z].
         factor: Pooling factor.
-        floor: Added to every probability, which bounds the result by ln((1 + floor) / floor).
 
     Returns:
-        Log-ratios, shape [s, u, v, w].
+        Log-ratios, shape [s, u, v, w]; at most ln((1 + f) / f) in absolute value, f being :data:`PROBABILITY_FLOOR`.
     """
-    pooled = np.log(np.maximum(pool(probabilities, factor=factor), 0) + floor)
+    pooled = np.log(np.maximum(pool(probabilities, factor=factor), 0) + PROBABILITY_FLOOR)
     result: np.ndarray = pooled[1:] - pooled[:1]
     return result
 

@@ -140,10 +140,6 @@ class Releases:
             raise KeyError(row)
         return self._charges[place]
 
-    def last_row(self) -> int:
-        """Return the newest row that charged a query; 0 if there is none."""
-        return self._charges[-1].seq if self._charges else 0
-
     def answered(self, query_id: str) -> bool:
         """Return whether a query has its answer.
 

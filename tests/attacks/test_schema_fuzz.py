@@ -248,7 +248,7 @@ class World:
         }
         reply, request = replies["site-1"], fed.request(open_queries[:2])
         assert isinstance(reply, OfferReply)
-        assert reply.accepted
+        assert reply.reason == "accepted"
         if sealed:
             own = ((name, said.mask) for name, said in replies.items() if isinstance(said, OfferReply))
             members = tuple(Member(name, mask) for name, mask in own if mask is not None)

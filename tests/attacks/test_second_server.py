@@ -87,7 +87,7 @@ class Server:
 
     def releases(self, *queries: QuerySpec) -> ReceiptsReply | None:
         """Have the hospital accept queries, release them, and send it the receipts that it lacks."""
-        assert self.offers(*queries).accepted
+        assert self.offers(*queries).reason == "accepted"
         return self.tells(self.ledger, *queries)
 
     def tells(self, ledger: Ledger, *queries: QuerySpec) -> ReceiptsReply | None:
@@ -187,7 +187,8 @@ def test_a_server_learns_nothing_of_the_other_servers_ledger(servers: tuple[Serv
     honest, other = servers
     theirs = honest.ledger.ledger_id
     reply = other.offers(*queries_of(other.study, 9)[8:], ledger=theirs)
-    assert (reply.accepted, reply.ledger_row, reply.ledger_head) == (False, 0, NO_HEAD)
+    assert (reply.ledger_row, reply.ledger_head) == (0, NO_HEAD)
+    assert reply.reason != "accepted"
     assert other.says(Receipts(theirs, ())) is None
     assert_goes_on(honest)
 
@@ -213,7 +214,8 @@ def test_a_server_learns_nothing_of_the_other_studys_draws(tmp_path: Path) -> No
         peers = (Peer("south", public_hex(other.key)),)
         reply = other.says(Offer(other.study.id, other.ledger.ledger_id, BATCH, queries, draw=1, peers=peers))
         assert isinstance(reply, OfferReply)
-        assert (reply.accepted, reply.last_draw) == (False, None)
+        assert reply.reason != "accepted"
+        assert reply.last_draw is None
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["of an accepted query", "of a query nobody asked"])
@@ -223,7 +225,7 @@ def test_a_receipt_of_the_other_servers_study_stops_nobody(
     honest, other = servers
     queries = queries_of(honest.study, 3)[1:]
     if asked:
-        assert honest.offers(*queries).accepted
+        assert honest.offers(*queries).reason == "accepted"
     with forged(honest, other, tmp_path, monkeypatch) as ledger:
         assert other.tells(ledger, *queries) is None
     assert_goes_on(honest)
@@ -247,7 +249,7 @@ def test_a_server_that_contradicts_itself_pauses_the_other_study_and_the_hospita
     if shows == "a receipt":
         *queries, last = queries_of(other.study, 9)[7:]
         assert other.releases(last) is not None
-        assert other.offers(*queries).accepted
+        assert other.offers(*queries).reason == "accepted"
         with forged(other, other, tmp_path, monkeypatch) as ledger:
             assert other.tells(ledger, *queries) is None
     else:
@@ -302,7 +304,7 @@ def test_a_server_that_names_the_others_ledger_first_keeps_it_out_until_the_hosp
     first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
     with hospital(tmp_path, first, second, earlier=(first, second)) as (honest, other):
         queries = queries_of(honest.study, 1)
-        assert other.offers(*queries_of(other.study, 9)[8:], ledger=honest.ledger.ledger_id).accepted
+        assert other.offers(*queries_of(other.study, 9)[8:], ledger=honest.ledger.ledger_id).reason == "accepted"
         assert honest.offers(*queries).reason == "unknown-study"
         assert f"cause=another-server ledger={honest.ledger.ledger_id}" in caplog.text
         staff_decisions.decide(other.directory, other.study.id, "withdraw")
@@ -316,11 +318,11 @@ def test_a_second_study_of_one_server_brings_the_receipts_of_the_first(tmp_path:
     second = served_study(tmp_path / "second", replace(make_study(), name="second"), ledger=first.root)
     with hospital(tmp_path, first, second) as (one, two):
         queries = queries_of(one.study, 2)
-        assert one.offers(*queries).accepted
+        assert one.offers(*queries).reason == "accepted"
         reply = two.tells(one.ledger, *queries)  # the first study's server has ended before it sent this receipt
         assert reply is not None
         assert reply.ledger_row == one.ledger.head().seq
-        assert two.offers(queries_of(two.study, 3)[2]).accepted
+        assert two.offers(queries_of(two.study, 3)[2]).reason == "accepted"
         assert one.gets() == two.gets() == {one.ledger.ledger_id}
 
 

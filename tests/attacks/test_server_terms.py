@@ -96,7 +96,7 @@ def test_an_offer_that_is_altered_is_accepted_at_its_full_price_or_not_at_all(wo
             reply = decode(body_of(worker.answer(sign_request(body, sign=world.ledger.sign, site="site-0"))))
         except ConsiliumError:
             reply = None
-        accepted = isinstance(reply, OfferReply) and reply.accepted
+        accepted = isinstance(reply, OfferReply) and reply.reason == "accepted"
         new = len(charged(world) - held)
         assert site.spent().mu_squared - before.mu_squared == new * price
         assert new <= accepted, value

@@ -36,11 +36,13 @@ def test_large_grids_are_pooled_more(grid: tuple[int, int, int], labels: int, fa
     assert pooling_factor(grid, labels=labels) == factor
 
 
-def test_log_ratios_are_bounded_and_lead_back_to_the_probabilities() -> None:
+def test_log_ratios_are_bounded_and_lead_back_to_the_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     probabilities = np.repeat(rng.dirichlet([1, 1, 1], size=(4, 4, 4)), 2, axis=0).repeat(2, 1).repeat(2, 2)
     probabilities = np.moveaxis(probabilities, -1, 0)
-    ratios = to_log_ratios(probabilities, factor=2, floor=1e-9)
+    with monkeypatch.context() as patch:
+        patch.setattr("common.codecs.shapes.PROBABILITY_FLOOR", 1e-9)
+        ratios = to_log_ratios(probabilities, factor=2)
     np.testing.assert_allclose(to_probabilities(ratios, factor=1), pool(probabilities, factor=2), atol=1e-6)
     certain = to_log_ratios(one_hot(patients(1, seed=0)[0], LABELS), factor=2)
     assert np.abs(certain).max() <= np.log(1.01 / 0.01) + 1e-6

@@ -59,7 +59,8 @@ def as_until_0_2() -> Iterator[None]:
         books = ledger._books
         if isinstance(books, SiteBooks):
             return books.spent(), len(books.restored_at), len(books.sealed.masked)
-        return books.releases.last_row(), len(books.recovered), len(books.lost)
+        charges = books.releases._charges
+        return charges[-1].seq if charges else 0, len(books.recovered), len(books.lost)
 
     def begin(self: Any, *args: Any) -> None:
         begun(self, *args)
