@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -470,9 +470,21 @@ def _one_thread(*, niceness: int = 0) -> Iterator[tuple[ThreadPoolExecutor, Call
             raise
 
 
-def _another_process() -> ProcessPoolExecutor:
-    """Return an executor with one process. It is forked from the trainings' fork server, which has imported torch."""
-    return ProcessPoolExecutor(1, mp_context=get_context("forkserver"))
+@contextmanager
+def _another_process() -> Iterator[ProcessPoolExecutor]:
+    """Yield an executor with one process, which ends at once if the block fails or is interrupted.
+
+    The process is forked from the trainings' fork server, which has imported torch.
+    """
+    before = active_children()
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as process:
+        try:
+            yield process
+        except BaseException:
+            for child in active_children():
+                if child not in before:
+                    child.terminate()
+            raise
 
 
 def _label_maps(places: DemoFolders) -> tuple[Path, ...]:

@@ -47,3 +47,15 @@ def test_an_interrupted_demo_does_not_wait_until_all_teachers_are_scored(
 
 def interrupt_a_wait(_future: object, timeout: float | None = None) -> None:
     raise KeyboardInterrupt
+
+
+def test_an_interrupted_demo_does_not_wait_for_the_task_of_its_other_process() -> None:
+    def interrupted() -> None:
+        with run._another_process() as process:
+            process.submit(time.sleep, 30)
+            raise KeyboardInterrupt
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert time.monotonic() - begun < 15
