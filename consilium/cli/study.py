@@ -316,7 +316,7 @@ def archive(
     directory: options.StudyDir,
     out: options.ArchiveFile,
 ) -> None:
-    """Pack a finished study into one file with everything that verifies it and reproduces its results, without keys.
+    """Pack a finished study into one .tar.gz file with all that verifies it and reproduces its results, without keys.
 
     Deletes nothing. `consilium verify` and `consilium certificate` work on the unpacked archive.
     Example: consilium study archive trial --out trial.tar.gz
