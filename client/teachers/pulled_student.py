@@ -302,6 +302,8 @@ def check_pulled(site_dir: Path) -> None:
     """
     config = load_site(site_dir)
     study, statement = config.load_study(), pulled_statement(site_dir)
+    if not study.gate.verdicts:
+        return
     voted = own_verdict(site_dir, statement.bundle) is not None
     with read_books(_with_books(config)) as ledger:
         check_gate(statement, study=study, site=config.site, ledger=ledger, to_evaluate=False, voted=voted)

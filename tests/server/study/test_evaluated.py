@@ -357,6 +357,11 @@ def test_site_evaluate_and_predict_check_the_statement_beside_the_student_or_not
         another_study(site, StudentStatement.parse(statement_file(fed).read_bytes()), fed.signing_key)
         assert "another study" in str(refused().exception)
         (site / "student" / "statement.json").unlink()
+        (site / "site-ledger.sqlite").rename(tmp_path / "ledger")  # only a gate needs it
+        (site / "student" / "statement.json").write_bytes(statement_file(fed).read_bytes())
+        assert str(refused().exception) == "scored"
+        (tmp_path / "ledger").rename(site / "site-ledger.sqlite")
+        (site / "student" / "statement.json").unlink()
         assert "statement is not beside the student" in (done := refused()).stderr
         assert str(done.exception) == "scored"
 
