@@ -423,15 +423,15 @@ def test_a_network_that_is_no_graph_of_blocks_is_refused_by_name(what: str) -> N
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ((0.0, 1.0, 3, 0.5), "mu"),
-        ((float("nan"), 1.0, 3, 0.5), "mu"),
-        ((float("inf"), 1.0, 3, 0.5), "mu"),
-        ((1.0, 0.5, 3, 0.5), "growth"),
-        ((1.0, float("inf"), 3, 0.5), "growth"),
+        ((0.0, 1.0, 3, 0.5), "--mu"),
+        ((float("nan"), 1.0, 3, 0.5), "--mu"),
+        ((float("inf"), 1.0, 3, 0.5), "--mu"),
+        ((1.0, 0.5, 3, 0.5), "--mu-growth"),
+        ((1.0, float("inf"), 3, 0.5), "--mu-growth"),
         ((1.0, 1.0, 0, 0.5), "dp-sgd --per-layer"),
-        ((1.0, 1.0, 3, 0.0), "z_rate"),
-        ((1.0, 1.0, 3, 1.5), "z_rate"),
-        ((1.0, 1.0, 3, float("nan")), "z_rate"),
+        ((1.0, 1.0, 3, 0.0), "--z-rate"),
+        ((1.0, 1.0, 3, 1.5), "--z-rate"),
+        ((1.0, 1.0, 3, float("nan")), "--z-rate"),
     ],
 )
 def test_a_penalty_that_makes_no_sense_is_refused(changed: tuple[float, float, int, float], said: str) -> None:
