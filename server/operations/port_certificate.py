@@ -53,7 +53,9 @@ def port_certificate(workspace: Workspace, *, now: datetime) -> CertificateStand
 
 
 def certificate_obstacle(workspace: Workspace) -> str:
-    """Explain why the gateway cannot start with its certificate. Otherwise it would start, and no site connect.
+    """Explain why the gateway must not start with its certificate.
+
+    With an expired certificate it would start, and no site could connect.
 
     Args:
         workspace: The study whose gateway it is.
