@@ -28,7 +28,7 @@ from client.adapting.networks import as_increments
 from client.policy import SiteConfig, load_site
 from client.records.adapted_folder import FOLDER, LEAVES, private_folder, private_slots
 from client.site.books import writing_teachers
-from client.teachers.pulled_student import STUDENT_DIR, check_pulled, signed_files
+from client.teachers.pulled_student import STUDENT_DIR, check_pulled, signed_student
 from client.training.command import PrivateOptions
 from client.training.private.charge import charge_adapted, record_adapted
 from client.training.private.settings import STRATEGIES, PrivateSettings
@@ -145,7 +145,8 @@ def adapt_privately(
             "folder of the adapted network holds something else", value=str(target), remedy="choose another --out"
         )
     folder = site_dir / STUDENT_DIR / "bundle"
-    cost = BundlePrivacy.from_json(lenient_json(signed_files(site_dir)[PRIVACY]))
+    _, files = signed_student(site_dir)
+    cost = BundlePrivacy.from_json(lenient_json(files[PRIVACY]))
     check_pulled(site_dir)  # this network may leave the hospital, which a student that is held back may not
     bundle = student_of(folder, study)
     recipe = recipe_of(bundle, study)

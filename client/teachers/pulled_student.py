@@ -265,8 +265,8 @@ def pulled_statement(site_dir: Path) -> StudentStatement:
     return statement
 
 
-def signed_files(site_dir: Path) -> dict[str, bytes]:
-    """Return the files of the pulled student; refuse them unless they are byte for byte those that the server signed.
+def signed_student(site_dir: Path) -> tuple[StudentStatement, dict[str, bytes]]:
+    """Return the pulled student; refuse it unless its files are byte for byte those that the server signed.
 
     A verdict, figures or a guarantee about another network than the signed one would be false.
 
@@ -274,7 +274,7 @@ def signed_files(site_dir: Path) -> dict[str, bytes]:
         site_dir: The site's directory.
 
     Returns:
-        File contents by path in the bundle.
+        The statement, and the files' contents by path in the bundle.
 
     Raises:
         InvalidInput: If a file is missing or differs, or :func:`pulled_statement` refuses the student.
@@ -287,7 +287,7 @@ def signed_files(site_dir: Path) -> dict[str, bytes]:
             value=str(folder),
             remedy=f"run `consilium site student pull`; if it is refused again, {SAME_VERSION}",
         )
-    return files
+    return statement, files
 
 
 def check_pulled(site_dir: Path) -> None:

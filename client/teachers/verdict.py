@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from client.policy import SiteConfig, load_site
+from client.policy import load_site
 from client.site.books import open_books
 from client.teachers.evaluation import Evaluation
-from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR, pulled_statement, signed_files
+from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR, signed_student
 from common.canonical import sha256_bytes, sha256_file
-from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.rows import format_time
 from common.metrics import mean_present
@@ -87,17 +86,11 @@ def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None)
 
     Raises:
         InvalidInput: If a file exists, if both options name the same file, or if a file is asked for and
-            :func:`~client.teachers.pulled_student.signed_files` refuses the student.
+            :func:`~client.teachers.pulled_student.signed_student` refuses the student.
     """
-    outputs = {"--verdict": verdict, "--figures": figures}
-    begun = _begun(site_dir)
-    for option, out in outputs.items():
-        if out is not None and not _is_left_over(out, begun):
-            check_new(out, option=option)
-    if verdict is not None and figures is not None and verdict.resolve() == figures.resolve():
-        raise InvalidInput("--verdict and --figures name the same file", value=str(figures), limit="two files")
+    _check_files(site_dir, verdict=verdict, figures=figures)
     if verdict is not None or figures is not None:
-        _judged(site_dir)
+        signed_student(site_dir)
 
 
 def give_statements(
@@ -136,8 +129,10 @@ def give_statements(
             limit="the student that was evaluated",
             remedy="run `consilium site evaluate` again",
         )
-    check_outputs(site_dir, verdict=verdict, figures=figures)
-    (config, study, bundle), time = _judged(site_dir), format_time(now)
+    _check_files(site_dir, verdict=verdict, figures=figures)
+    statement, _ = signed_student(site_dir)
+    config, bundle, time = load_site(site_dir), statement.bundle, format_time(now)
+    study = config.load_study()
     said: SiteVerdict | None = None
     measured: SiteFigures | None = None
     with open_books(config) as ledger:  # 2.
@@ -162,6 +157,16 @@ def give_statements(
             write_atomically(path, data, mode=0o600)
         begun.unlink()
     return said, measured
+
+
+def _check_files(site_dir: Path, *, verdict: Path | None, figures: Path | None) -> None:
+    """Refuse output files that exist, unless a killed command left them, and one file for both."""
+    begun = _begun(site_dir)
+    for option, out in {"--verdict": verdict, "--figures": figures}.items():
+        if out is not None and not _is_left_over(out, begun):
+            check_new(out, option=option)
+    if verdict is not None and figures is not None and verdict.resolve() == figures.resolve():
+        raise InvalidInput("--verdict and --figures name the same file", value=str(figures), limit="two files")
 
 
 def _figures_to_sign(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
@@ -193,10 +198,3 @@ def _begun(site_dir: Path) -> dict[str, str]:
 def _is_left_over(out: Path, begun: Mapping[str, str]) -> bool:
     expected = begun.get(str(out.absolute()))
     return expected is not None and out.is_file() and sha256_file(out) == expected
-
-
-def _judged(site_dir: Path) -> tuple[SiteConfig, Study, str]:
-    """Return the site's policy, its study, and the hash of the pulled student's archive; refuse a changed student."""
-    config = load_site(site_dir)
-    signed_files(site_dir)
-    return config, config.load_study(), pulled_statement(site_dir).bundle

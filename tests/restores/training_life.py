@@ -223,7 +223,7 @@ class Hospital:
         start.parent.mkdir(parents=True, exist_ok=True)
         start.write_bytes(b"a student")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(leaving, "signed_files", lambda site: {BUNDLE_PRIVACY: b"{}"})
+            patch.setattr(leaving, "signed_student", lambda site: (None, {BUNDLE_PRIVACY: b"{}"}))
             patch.setattr(leaving.BundlePrivacy, "from_json", lambda facts: _Cost())
             patch.setattr(leaving, "check_pulled", lambda site: None)
             patch.setattr(leaving, "check_network", lambda recipe, settings, data: None)
