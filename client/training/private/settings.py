@@ -79,9 +79,9 @@ def option_of(name: str) -> str:
         name: Name of the value in :class:`PrivateSettings`.
 
     Returns:
-        The option.
+        The option; the name itself if no option sets the value.
     """
-    return f"--{name.replace('_', '-')}"
+    return name if name in ("chunk", "initial_std") else f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,9 @@ class PrivateSettings:
         for name in LIMITS:
             if not (isfinite(value := getattr(self, name)) and value > 0):
                 raise InvalidInput(option_of(name), value=value, limit="a finite number above 0", remedy=_DEFAULT)
-        for name, value in (("chunk", self.chunk), ("--steps", self.steps)):
-            if value < 1:
-                raise InvalidInput(name, value=value, limit="1 or more", remedy=_DEFAULT)
+        for name in ("chunk", "steps"):
+            if (value := getattr(self, name)) < 1:
+                raise InvalidInput(option_of(name), value=value, limit="1 or more", remedy=_DEFAULT)
         check_integer("--scans", self.scans, least=1, most=MAX_SCANS, limit=f"an integer from 1 to {MAX_SCANS}")
 
     def check_new(self) -> None:
