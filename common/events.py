@@ -99,7 +99,8 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 def rewrite_events(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> int:
     """Delete or shorten events. Every other event keeps its number and its place in the file, where readers go on.
 
-    A blank line remains of a deleted event. The content of a line that cannot be read is removed as well.
+    A deleted event leaves a blank line of its length. A line that cannot be read keeps its length and loses its
+    content.
 
     Args:
         path: The log file.

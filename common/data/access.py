@@ -66,9 +66,7 @@ def _not_there(path: Path, kind: str) -> str:
         return f"the {kind} file is missing; to fix: put it back, {take_out}"
     except ValueError:
         fix = "set LC_ALL=C.UTF-8 for all commands of this site and where you start its daemons, or correct the name"
-        return (
-            f"the {kind}'s name cannot be that of a file in this locale ({sys.getfilesystemencoding()}); to fix: {fix}"
-        )
+        return f"this locale ({sys.getfilesystemencoding()}) cannot express the name of the {kind} file; to fix: {fix}"
     return f"the {kind} is not a regular file; to fix: put a NIfTI file in its place, {take_out}"
 
 

@@ -344,7 +344,7 @@ def _offset(header: nib.Nifti1Header, least: int) -> int:
 
 
 def _after_header(extension: int | None, room: int) -> tuple[str, ...]:
-    """Return a note if the announced header extension is none; refuse one in which the voxels would begin.
+    """Return a note if the header announces an extension that is not there. Refuse voxels that begin inside one.
 
     Args:
         extension: Size in bytes that the extension states; None if none is announced.
@@ -353,7 +353,7 @@ def _after_header(extension: int | None, room: int) -> tuple[str, ...]:
     if extension is None or 16 <= extension <= room:
         return ()
     if extension < 16 or extension % 16 or extension > MAX_OFFSET:
-        return ("header extension is announced but is none: ignored",)
+        return ("the header announces an extension that is not there: ignored",)
     raise InvalidInput(
         "start of the voxels in the file, inside a header extension",
         value=f"{room} bytes after the header",

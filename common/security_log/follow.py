@@ -138,7 +138,7 @@ class LinesSource:
         path: The file.
         read: Returns the event of a line, or None if the line is not logged.
         name: Name of the source in the log; by default the file's name.
-        rotates: False for a file that is never rotated. If it is replaced, its lines are where they were.
+        rotates: False for a file that is never rotated. A new file of that name has the old lines at their old places.
     """
 
     def __init__(

@@ -95,12 +95,14 @@ def _say_gate(site_dir: Path, pulled: PulledStudent) -> None:
 
 
 def check_student(site_dir: Path, *, made: str = "") -> None:
-    """Check the signed statement beside the pulled student; print a note if it is absent.
+    """Check the server's signed statement about the pulled student; print a note if it is absent.
+
+    The weights are not compared with it: :func:`~client.teachers.pulled_student.signed_student` compares them.
 
     Args:
         site_dir: The site's directory.
-        made: What is made with the student and a verb, for a warning that the student is not released; empty to
-            evaluate it, which needs no release.
+        made: Subject and verb of the warning about a student that the hospitals' verdicts do not release, such as
+            ``the result is``. Empty if the student is only evaluated, which needs no release.
     """
     from client.policy import load_site
     from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled, pulled_statement

@@ -89,7 +89,7 @@ def rooms(
 def gone_pools(
     pools: Iterable[PoolDeclaration], *, revoked: Iterable[Site], left: Iterable[LeftSite]
 ) -> frozenset[str]:
-    """Return the pools of sites that were revoked from a study or left it.
+    """Return the names of the patient pools whose sites were revoked from a study or left it.
 
     Args:
         pools: The declared pools of the study's ledger.
